@@ -1,0 +1,28 @@
+package prepare
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Stable marks a statement whose text never changes. It is a leading option in pgx's own dialect:
+//
+//	ex.QueryRow(ctx, "select email from users where id = $1", prepare.Stable, 42)
+//
+// An executor sends a marked statement as a named prepared statement from its first use. On a bare pool it does nothing: it
+// implements [pgx.QueryRewriter] as the identity. Safe for concurrent use.
+var Stable stable
+
+type stable struct{}
+
+// RewriteQuery returns its input.
+func (stable) RewriteQuery(_ context.Context, _ *pgx.Conn, sql string, args []any) (string, []any, error) {
+	return sql, args, nil
+}
+
+// IsStable reports whether arg is the [Stable] option.
+func IsStable(arg any) bool {
+	_, ok := arg.(stable)
+	return ok
+}
