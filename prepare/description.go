@@ -1,0 +1,166 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Statement is one text and what is known about it. All methods are safe for concurrent use.
+type Statement struct {
+	sql    string
+	salt   string
+	stable atomic.Bool
+	gen    atomic.Int32
+	desc   atomic.Pointer[Description]
+}
+
+// Description is what the server said about a statement when it was learnt, and the name that follows from it. It is immutable.
+//
+// It serves the encoding of arguments and the choice of result formats, never the decoding of rows: rows are decoded by the
+// description that came with them.
+type Description struct {
+	// sd.SQL carries the generation comment, sd.Name the hash of text and parameter types.
+	sd pgconn.StatementDescription
+}
+
+// SQL returns the text that is sent, with its generation comment if the statement has moved on.
+func (d *Description) SQL() string { return d.sd.SQL }
+
+// Name returns the statement's name on the server.
+func (d *Description) Name() string { return d.sd.Name }
+
+// ParamOIDs returns the parameter types. The caller must not change the slice.
+func (d *Description) ParamOIDs() []uint32 { return d.sd.ParamOIDs }
+
+// Fields returns the result columns as they were when the statement was learnt. The caller must not change the slice.
+func (d *Description) Fields() []pgconn.FieldDescription { return d.sd.Fields }
+
+// SQL returns the text as the caller wrote it.
+func (s *Statement) SQL() string { return s.sql }
+
+// Stable reports whether the statement may be sent by name: it was marked, or used often enough.
+func (s *Statement) Stable() bool { return s.stable.Load() }
+
+// Description returns what is known, or nil while the statement has not been learnt.
+func (s *Statement) Description() *Description { return s.desc.Load() }
+
+// Forget drops the description d if it is still the current one, so that the next execution learns again. It is the answer to a
+// description that went stale. Comparing with d keeps two connections that saw the same stale description from throwing away each
+// other's new one.
+func (s *Statement) Forget(d *Description) { s.desc.CompareAndSwap(d, nil) }
+
+// NextGeneration moves the statement to other bytes: its text with a comment that counts, and so to another name. A tracking pooler
+// keys its statements by text and types and answers a re-Parse itself, so a plan that PostgreSQL refuses (0A000) can only be left
+// behind by changing the text (PgBouncer src/prepare.c; the error sticks on 1.24 and 1.26 even under another name). d is the
+// description that failed: a second caller that failed with the same one changes nothing.
+func (s *Statement) NextGeneration(d *Description) {
+	if gen := s.gen.Load(); d.sd.SQL == s.text(gen) {
+		s.gen.CompareAndSwap(gen, gen+1)
+	}
+	// Also a description of an older generation goes: one that was learnt while another caller moved the statement on would
+	// otherwise stay, and fail for ever.
+	s.desc.CompareAndSwap(d, nil)
+}
+
+// text is the SQL of generation gen; the first generation (0) is the caller's text itself.
+func (s *Statement) text(gen int32) string {
+	if gen == 0 {
+		return s.sql
+	}
+	return s.sql + " /* bp:" + strconv.Itoa(int(gen)+1) + " */"
+}
+
+// describe makes the Description that follows from what the server said.
+func (s *Statement) describe(sql string, paramOIDs []uint32, fields []pgconn.FieldDescription) *Description {
+	return &Description{sd: pgconn.StatementDescription{
+		Name: Name(sql, paramOIDs, s.salt), SQL: sql, ParamOIDs: paramOIDs, Fields: fields,
+	}}
+}
+
+// Learn asks the server for the statement's parameter types and result columns, in one round trip and without leaving a name:
+// Parse "" Describe(S) Sync, as pgx does. begin holds texts that are sent in front, such as BEGIN or SAVEPOINT, so that a failure
+// leaves the transaction as aborted as it would be in pgx; with none the connection's state does not change. A pgx PrepareTracer of
+// the connection sees it. Errors are the server's, unwrapped.
+func (s *Statement) Learn(ctx context.Context, c *Conn, begin []string) (*Description, error) {
+	sql := s.text(s.gen.Load())
+	if c.prepareTracer != nil {
+		ctx = c.prepareTracer.TracePrepareStart(ctx, c.conn, pgx.TracePrepareStartData{SQL: sql})
+	}
+	sd, err := c.learn(ctx, sql, begin)
+	if c.prepareTracer != nil {
+		c.prepareTracer.TracePrepareEnd(ctx, c.conn, pgx.TracePrepareEndData{Err: err})
+	}
+	if err != nil {
+		return nil, err
+	}
+	d := s.describe(sql, sd.ParamOIDs, sd.Fields)
+	s.desc.Store(d)
+	return d, nil
+}
+
+// learn is the round trip of Learn.
+func (c *Conn) learn(ctx context.Context, sql string, begin []string) (*pgconn.StatementDescription, error) {
+	c.Learns++
+	if len(begin) == 0 {
+		sd, err := c.pg.Prepare(ctx, "", sql, nil)
+		var prepareErr *pgconn.PrepareError
+		if errors.As(err, &prepareErr) {
+			err = prepareErr.Unwrap()
+		}
+		return sd, err
+	}
+	p := c.pg.StartPipeline(ctx)
+	for _, text := range begin {
+		p.SendQueryParams(text, nil, nil, nil, nil)
+	}
+	p.SendPrepare("", sql, nil)
+	if err := p.Sync(); err != nil {
+		return nil, err
+	}
+	var sd *pgconn.StatementDescription
+	var first error
+	for {
+		res, err := p.GetResults()
+		if err != nil {
+			first = cmpErr(first, err)
+			var pgErr *pgconn.PgError
+			if !errors.As(err, &pgErr) {
+				break
+			}
+			continue
+		}
+		if res == nil {
+			break
+		}
+		switch res := res.(type) {
+		case *pgconn.StatementDescription:
+			sd = res
+		case *pgconn.ResultReader:
+			if _, err := res.Close(); err != nil {
+				first = cmpErr(first, err)
+			}
+		case *pgconn.PipelineSync:
+		}
+	}
+	if err := p.Close(); err != nil {
+		first = cmpErr(first, err)
+	}
+	if first == nil && sd == nil {
+		first = fmt.Errorf("prepare: learn: the server sent no description")
+	}
+	return sd, first
+}
+
+// cmpErr keeps the first error.
+func cmpErr(first, next error) error {
+	if first != nil {
+		return first
+	}
+	return next
+}

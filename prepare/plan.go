@@ -1,0 +1,178 @@
+package prepare
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+// Strategy is how one execution of a statement goes over the wire. Each is a single Sync group in a single flush.
+type Strategy uint8
+
+// The strategies. D is Describe(portal), which [Conn.Run] leaves out only where it is told that the connection is direct.
+const (
+	// Unprepared sends Parse "" Bind D Execute, with explicit parameter types: right behind every pooler.
+	Unprepared Strategy = iota
+	// Named sends Bind D Execute under the statement's name, with Close and Parse in front when this connection has not parsed it.
+	Named
+	// Shared sends Bind D Execute under the statement's name, whatever this connection has parsed: the name is a content hash, so the
+	// server connection behind it has exactly this statement, or answers 26000 and nothing ran.
+	Shared
+	// SharedParse sends Close Parse Bind D Execute under the statement's name: right on whichever server it lands.
+	SharedParse
+)
+
+// String returns the strategy's name.
+func (s Strategy) String() string {
+	switch s {
+	case Unprepared:
+		return "unprepared"
+	case Named:
+		return "named"
+	case Shared:
+		return "shared"
+	case SharedParse:
+		return "shared parse"
+	default:
+		return fmt.Sprintf("strategy(%d)", uint8(s))
+	}
+}
+
+// maxParams is the protocol's limit: a Bind counts its parameters in an Int16 that PostgreSQL reads as unsigned
+// (exec_bind_message, src/backend/tcop/postgres.c).
+const maxParams = math.MaxUint16
+
+// Formats is what the caller asked of the result formats; the zero value leaves the choice to pgx's type map.
+type Formats struct {
+	Positions pgx.QueryResultFormats
+	ByOID     pgx.QueryResultFormatsByOID
+}
+
+// choose returns the formats for a result with these columns; built is pgx's own choice.
+func (f Formats) choose(fields []pgconn.FieldDescription, built []int16) []int16 {
+	switch {
+	case f.Positions != nil:
+		return f.Positions
+	case f.ByOID != nil:
+		formats := make([]int16, len(fields))
+		for i := range fields {
+			formats[i] = f.ByOID[fields[i].DataTypeOID]
+		}
+		return formats
+	default:
+		return built
+	}
+}
+
+// Execution is one execution of a statement.
+type Execution struct {
+	Description *Description
+	Strategy    Strategy
+	// Direct is true on a connection that leads to a PostgreSQL backend of its own, where the server refuses a plan whose result has
+	// changed since this connection's own Parse. Only there may the Describe be left out.
+	Direct  bool
+	Args    []any
+	Formats Formats
+}
+
+// encode puts the arguments of e into eqb. sd carries the columns that the result formats are chosen for. On an error nothing has been
+// sent; its text is pgx's.
+func (e *Execution) encode(c *Conn, eqb *pgx.ExtendedQueryBuilder, sd *pgconn.StatementDescription) error {
+	if len(sd.ParamOIDs) != len(e.Args) {
+		return fmt.Errorf("expected %d arguments, got %d", len(sd.ParamOIDs), len(e.Args))
+	}
+	if len(e.Args) > maxParams {
+		return fmt.Errorf("extended protocol limited to %d parameters", maxParams)
+	}
+	return eqb.Build(c.TypeMap(), sd, e.Args)
+}
+
+// Run sends one execution and reads until its row description, or until it ended without one. The reader must be closed before the
+// connection is used again; after a failure its Close returns the error. Run itself returns an error only for arguments that cannot be
+// encoded, and then nothing was sent.
+//
+// When it returns, a name that was parsed successfully is known to the connection.
+func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, error) {
+	d := e.Description
+	sd := &d.sd
+	known := false
+	if e.Strategy == Named {
+		if ent, ok := c.names.Get(d.sd.Name); ok {
+			known = true
+			if e.Direct && len(ent.sd.Fields) > 0 {
+				sd = &ent.sd
+			}
+		}
+	}
+	if err := e.encode(c, &c.eqb, sd); err != nil {
+		return nil, err
+	}
+	formats := e.Formats.choose(sd.Fields, c.eqb.ResultFormats)
+
+	parse := (e.Strategy == Named && !known) || e.Strategy == SharedParse
+	// A prefix is written only when the call below is sure to flush it: one that is left in the buffer by a call that returned early would
+	// be answered in front of the next statement's own answer.
+	wrote := false
+	if (parse || len(c.closes) > 0) && !c.pg.IsBusy() && ctx.Err() == nil && !c.pg.IsClosed() {
+		wrote = true
+		c.sendCloses()
+		if parse {
+			c.sendCloseParse(d)
+		}
+	}
+	var rr *pgconn.ResultReader
+	switch {
+	case e.Strategy == Unprepared:
+		c.Parses++
+		rr = c.pg.ExecParams(ctx, d.sd.SQL, c.eqb.ParamValues, d.sd.ParamOIDs, c.eqb.ParamFormats, formats)
+	case sd != &d.sd:
+		rr = c.pg.ExecStatement(ctx, sd, c.eqb.ParamValues, c.eqb.ParamFormats, formats)
+	default:
+		rr = c.pg.ExecPrepared(ctx, d.sd.Name, c.eqb.ParamValues, c.eqb.ParamFormats, formats)
+	}
+	if !c.pg.IsBusy() && wrote {
+		// It never started, or the connection is lost. In the first case the prefix is still in the buffer, and nobody can take it out.
+		if _, err := rr.Close(); err != nil && pgconn.SafeToRetry(err) {
+			_ = c.pg.Close(ctx)
+		}
+		return rr, nil
+	}
+	if parse && wrote {
+		c.settle(d, rr)
+	}
+	return rr, nil
+}
+
+// settle makes the name of a Parse known if the Parse is proven: by the row description that followed, or, for a statement without rows,
+// by its success. Anything else leaves it unknown, so that the next execution sends Close and Parse.
+func (c *Conn) settle(d *Description, rr *pgconn.ResultReader) {
+	if fields := rr.FieldDescriptions(); len(fields) > 0 {
+		c.learned(d, fields)
+		return
+	}
+	// Without a row description the reader has already read to the end of the command.
+	if _, err := rr.Close(); err == nil {
+		c.learned(d, nil)
+	}
+}
+
+// sendCloses puts a Close for every evicted name in front of the request.
+func (c *Conn) sendCloses() {
+	for _, name := range c.closes {
+		c.pg.Frontend().SendClose(&pgproto3.Close{ObjectType: 'S', Name: name})
+	}
+	c.closes = c.closes[:0]
+}
+
+// sendCloseParse puts Close and Parse in front of the request. The Close is harmless for an unknown name everywhere, while a re-Parse
+// without it, after a Parse whose fate is unknown, is FATAL "prepared statement name is already in use" on a tracking PgBouncer
+// (src/prepare.c) and 42P05 on PostgreSQL.
+func (c *Conn) sendCloseParse(d *Description) {
+	c.Parses++
+	c.pg.Frontend().SendClose(&pgproto3.Close{ObjectType: 'S', Name: d.sd.Name})
+	c.pg.Frontend().SendParse(&pgproto3.Parse{Name: d.sd.Name, Query: d.sd.SQL, ParameterOIDs: d.sd.ParamOIDs})
+}

@@ -1,0 +1,113 @@
+package prepare
+
+import (
+	"slices"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// DefaultCapacity is how many names a connection keeps by default: PgBouncer's own default for max_prepared_statements.
+const DefaultCapacity = 200
+
+// customDataKey is where a connection's state lives in pgconn's CustomData: it dies with the connection, so nothing has to be cleaned up.
+const customDataKey = "github.com/bounceproof/bounceproof/prepare"
+
+// Conn is what is known about one connection: which names it has parsed, each with the row description that came with that Parse,
+// and which evicted names are still to be closed. Like the pgx.Conn it belongs to, it is not safe for concurrent use.
+type Conn struct {
+	conn *pgx.Conn
+	pg   *pgconn.PgConn
+
+	queryTracer   pgx.QueryTracer
+	batchTracer   pgx.BatchTracer
+	prepareTracer pgx.PrepareTracer
+	copyTracer    pgx.CopyFromTracer
+
+	names  *simplelru.LRU[string, *entry]
+	closes []string // evicted names; a Close for each rides in front of the next request
+	eqb    pgx.ExtendedQueryBuilder
+
+	// Parses and Learns count the Parse messages sent for executions and for learning since the caller last took them.
+	Parses, Learns uint64
+}
+
+// entry is a name this connection has parsed. sd.Fields is the row description that came with that very Parse; empty for a statement
+// without rows, and then a Describe rides with each execution.
+type entry struct {
+	sd pgconn.StatementDescription
+}
+
+// Attach returns the state of conn, made at its first use. capacity bounds the names it keeps; it counts at the first call only.
+func Attach(conn *pgx.Conn, capacity int) *Conn {
+	pg := conn.PgConn()
+	data := pg.CustomData()
+	if c, ok := data[customDataKey].(*Conn); ok && c.conn == conn {
+		return c
+	}
+	c := &Conn{conn: conn, pg: pg}
+	// pgx finds tracers by type assertion too; Config() copies, so it is asked once a connection.
+	tracer := conn.Config().Tracer
+	c.queryTracer, _ = tracer.(pgx.QueryTracer)
+	c.batchTracer, _ = tracer.(pgx.BatchTracer)
+	c.prepareTracer, _ = tracer.(pgx.PrepareTracer)
+	c.copyTracer, _ = tracer.(pgx.CopyFromTracer)
+	c.names, _ = simplelru.NewLRU(max(capacity, 1), func(name string, _ *entry) {
+		c.closes = append(c.closes, name)
+	})
+	data[customDataKey] = c
+	return c
+}
+
+// Conn returns the connection itself.
+func (c *Conn) Conn() *pgx.Conn { return c.conn }
+
+// PgConn returns the connection's protocol layer.
+func (c *Conn) PgConn() *pgconn.PgConn { return c.pg }
+
+// TypeMap returns the connection's types.
+func (c *Conn) TypeMap() *pgtype.Map { return c.conn.TypeMap() }
+
+// QueryTracer returns the connection's tracer for single statements, or nil.
+func (c *Conn) QueryTracer() pgx.QueryTracer { return c.queryTracer }
+
+// BatchTracer returns the connection's tracer for batches, or nil.
+func (c *Conn) BatchTracer() pgx.BatchTracer { return c.batchTracer }
+
+// CopyFromTracer returns the connection's tracer for CopyFrom, or nil.
+func (c *Conn) CopyFromTracer() pgx.CopyFromTracer { return c.copyTracer }
+
+// PrepareTracer returns the connection's tracer for Prepare, or nil.
+func (c *Conn) PrepareTracer() pgx.PrepareTracer { return c.prepareTracer }
+
+// Knows reports whether this connection has parsed the name and nothing since has put that in doubt.
+func (c *Conn) Knows(name string) bool { return c.names.Contains(name) }
+
+// Known returns how many names the connection keeps.
+func (c *Conn) Known() int { return c.names.Len() }
+
+// learned records that a Parse of d's name succeeded, with the row description that followed. fields is copied: pgconn reuses its slice.
+func (c *Conn) learned(d *Description, fields []pgconn.FieldDescription) {
+	c.names.Add(d.sd.Name, &entry{sd: pgconn.StatementDescription{
+		Name: d.sd.Name, SQL: d.sd.SQL, ParamOIDs: d.sd.ParamOIDs, Fields: slices.Clone(fields),
+	}})
+}
+
+// Forget makes a name unknown: its next execution sends Close and Parse. Nothing is sent now, and no Close is owed: every Parse is
+// preceded by one.
+func (c *Conn) Forget(name string) {
+	if !c.names.Contains(name) {
+		return
+	}
+	n := len(c.closes)
+	c.names.Remove(name)
+	c.closes = c.closes[:n]
+}
+
+// ForgetAll makes every name unknown, as after a session was reset by someone else.
+func (c *Conn) ForgetAll() {
+	c.names.Purge()
+	c.closes = c.closes[:0]
+}
