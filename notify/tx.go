@@ -1,0 +1,63 @@
+package notify
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// txNotifySQL notifies only while the queue has room, for with a full queue it is the publisher's COMMIT that fails
+// ("too many notifications in the NOTIFY queue", async.c, PreCommit_Notify). The filter is a one-time filter above a
+// volatile target list, so pg_notify is not called when it does not hold.
+const txNotifySQL = `select pg_catalog.pg_notify($1, $2) where pg_catalog.pg_notification_queue_usage() < 0.5`
+
+// NotifyTx announces payload on channel from a transaction whose commit this package cannot see. At most once in a
+// window it notifies inside tx, so PostgreSQL announces it with the commit; all others in the window are announced by a
+// statement outside, no earlier than a window after the call, which presumes that tx has committed by then. When tx takes
+// longer, readers find out at their next poll: whoever knows when tx commits calls [Sender.Notify] then, which is also
+// cheaper for the cluster.
+//
+// Subscribers of this process are woken a window after the call. An error of the statement inside tx is returned, for it
+// has aborted tx. tx is used only during the call.
+func (s *Sender) NotifyTx(ctx context.Context, tx Execer, channel, payload string) error {
+	if err := s.check(channel, payload); err != nil {
+		return err
+	}
+	now := time.Now()
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	n := note{channel: channel, payload: payload, send: true, wake: true, at: now}
+	if now.Sub(s.lastTx) < s.cfg.Window {
+		s.acceptLocked(&s.deferred, n)
+		s.mu.Unlock()
+		return nil
+	}
+	s.lastTx = now
+	s.mu.Unlock()
+
+	args := make([]any, 0, len(s.cfg.Options)+2)
+	args = append(append(args, s.cfg.Options...), channel, payload)
+	tag, err := tx.Exec(ctx, txNotifySQL, args...)
+	if err != nil {
+		return fmt.Errorf("notify: notify in transaction: %w", err)
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n.at = time.Now()
+	n.send = tag.RowsAffected() == 0 // the queue is half full: leave it to the statement outside
+	if !n.send {
+		s.stats.InTx++
+		if len(s.subs[channel]) == 0 {
+			s.stats.Accepted++
+			return nil
+		}
+	}
+	if !s.closed {
+		s.acceptLocked(&s.deferred, n)
+	}
+	return nil
+}
