@@ -1,0 +1,120 @@
+package box
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// watchdogEnv carries the run to the watchdog: id and directory.
+const watchdogEnv = "BOUNCEPROOF_TESTENV_WATCHDOG"
+
+// The watchdog is a second run of the same executable, which the environment variable turns into one before
+// main begins. It waits for the end of its standard input, whose other end only this process holds, so it comes
+// to its work whether this process returns, panics, or is killed.
+func init() { //nolint:gochecknoinits // see above: it must come before any test or main
+	spec, ok := os.LookupEnv(watchdogEnv)
+	if !ok {
+		return
+	}
+	id, dir, _ := strings.Cut(spec, ":")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	if err := (run{id: id, dir: dir}).sweep(); err != nil {
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// held keeps the pipe to the watchdog open for as long as this process lives.
+var held io.WriteCloser
+
+func startWatchdog(r run) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(exe) //nolint:noctx // it has to outlive everything here
+	cmd.Env = append(os.Environ(), watchdogEnv+"="+r.id+":"+r.dir)
+	cmd.Dir = os.TempDir() // not in the way of whoever removes the directory of the test
+	// No standard output: go test waits until nobody holds its own any more.
+	if held, err = cmd.StdinPipe(); err != nil {
+		return err
+	}
+	detach(cmd)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go func() { _ = cmd.Wait() }()
+	return nil
+}
+
+// sweep ends and removes whatever the run has left.
+func (r run) sweep() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for _, dir := range r.dirs() {
+		pidFiles, _ := filepath.Glob(filepath.Join(dir, "*", "*"+pidSuffix)) // the only error is a bad pattern
+		for _, f := range pidFiles {
+			killFromFile(ctx, f)
+		}
+	}
+	var err error
+	for _, dir := range r.dirs() {
+		// A server may still be writing its last file.
+		for range 20 {
+			if err = os.RemoveAll(dir); err == nil {
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	return err
+}
+
+// killFromFile ends the process whose id stands in a file, if it is still the one that was started there: its
+// command line names the directory, which nobody else's does.
+func killFromFile(ctx context.Context, file string) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return
+	}
+	ours := func() bool {
+		out, err := exec.CommandContext(ctx, "ps", "-p", strconv.Itoa(pid), "-o", "args=").Output()
+		return err == nil && strings.Contains(string(out), filepath.Dir(file))
+	}
+	p, err := os.FindProcess(pid)
+	if err != nil || !ours() {
+		return
+	}
+	_ = signalProcess(p, "CONT")
+	_ = signalProcess(p, "QUIT")
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if !ours() {
+			return
+		}
+	}
+	_ = signalProcess(p, "KILL")
+}
+
+// Sweep removes what this process has opened, at once and with its errors; without it the watchdog does so when the
+// process has ended. No box may be used or opened afterwards.
+func Sweep() error {
+	r, err := currentRun()
+	if err != nil {
+		return err
+	}
+	if err := r.sweep(); err != nil {
+		return fmt.Errorf("testenv: %w", err)
+	}
+	return nil
+}
