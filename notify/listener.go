@@ -2,54 +2,47 @@ package notify
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
+	"github.com/bounceproof/bounceproof/internal/backoff"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Pool is what a [Listener] needs of a pool; *pgxpool.Pool is one. Config tells how to connect (the pool's own connections
-// are never borrowed for listening), Exec sends the notes by which delivery is proven: from another session, on the path
-// that publishers use.
+// Pool is what a [Listener] needs of a pool; *pgxpool.Pool is one. Config tells how to connect (the pool's own
+// connections are never borrowed for listening); Exec sends the notes by which delivery is proven: from another session,
+// on the path that publishers use.
 type Pool interface {
 	Execer
 	Config() *pgxpool.Config
 }
 
-// State is what a [Listener] knows about the delivery of notifications.
-type State int8
-
-const (
-	// Unknown: nothing is proven yet, or Run is not under way.
-	Unknown State = iota
-	// Proven: a note from another session arrived, and the latest heartbeat too.
-	Proven
-	// Isolated: the server can be reached but notifications do not arrive, or LISTEN is refused. Handlers are polled.
-	Isolated
-	// Disconnected: there is no connection. Handlers are polled.
-	Disconnected
-)
-
 // ListenerConfig configures a [Listener]. The zero value is good for a pool that connects to the server itself or to a
 // pooler in session mode.
 type ListenerConfig struct {
 	// Direct is the connection string of a session connection: to the server itself, or to a pooler in session mode. Set
-	// it when the pool goes through a pooler in transaction mode. Empty means the pool's own configuration.
+	// it when the pool goes through a pooler in transaction mode, where LISTEN cannot work. The pool's BeforeConnect is
+	// not applied to it. Empty means the pool's own configuration.
 	Direct string
 
 	// PollInterval is the mean time between [Polled] events while notifications are not proven to arrive. Each wait is
 	// drawn from 80 to 120 percent of it. Defaults to 1s; negative means no polling.
 	PollInterval time.Duration
 
-	// ProvenPollInterval is the same while they are. Defaults to 5s; negative means no polling.
+	// ProvenPollInterval is the same while they are. It bounds the harm of a notification that was never sent, for
+	// instance because its sender died after the commit. Defaults to 5s; negative means no polling.
 	ProvenPollInterval time.Duration
 
-	// Heartbeat is the longest time between two proofs of delivery, HeartbeatTimeout how long one may take. Together they
-	// bound how long a dead connection goes unnoticed. Default to 10s and 5s.
+	// Heartbeat is the longest time between two proofs of delivery and HeartbeatTimeout how long one may take, so their
+	// sum bounds how long a dead connection goes unnoticed. HeartbeatTimeout also bounds how long a new connection may
+	// take to be proven or found isolated. Default to 10s and 5s.
 	Heartbeat, HeartbeatTimeout time.Duration
 
-	// ReconnectMin and ReconnectMax bound the exponential backoff, with full jitter, between connection attempts. Default
-	// to 1s and 10s.
+	// ReconnectMin and ReconnectMax bound the exponential backoff, with full jitter, between attempts to connect. Default
+	// to 1s, so that the first attempts of many processes are spread over a second, and 10s.
 	ReconnectMin, ReconnectMax time.Duration
 
 	// Reprove is the mean time between two attempts to listen while isolated. Defaults to 30s; negative means never again.
@@ -59,17 +52,64 @@ type ListenerConfig struct {
 	// empty payload. Defaults to 1000.
 	MaxPending int
 
-	// Sender, if set, wakes handlers directly for what this process publishes.
+	// Sender, if set, wakes handlers directly for what this process publishes through it, whatever the state of the
+	// connection. The same notification usually arrives once more over the server.
 	Sender *Sender
 
 	// Logger gets one line per change of state. It never sees a payload. Defaults to slog.Default().
 	Logger *slog.Logger
 }
 
-// Listener calls handlers when something happens on their channels. Handle and Run must not be called concurrently; all
-// other methods are safe for concurrent use.
+func (c ListenerConfig) resolve() (ListenerConfig, error) {
+	for _, d := range []struct {
+		name     string
+		field    *time.Duration
+		byItself time.Duration
+		off      bool // negative means off
+	}{
+		{"PollInterval", &c.PollInterval, time.Second, true},
+		{"ProvenPollInterval", &c.ProvenPollInterval, 5 * time.Second, true},
+		{"Heartbeat", &c.Heartbeat, 10 * time.Second, false},
+		{"HeartbeatTimeout", &c.HeartbeatTimeout, 5 * time.Second, false},
+		{"ReconnectMin", &c.ReconnectMin, time.Second, false},
+		{"ReconnectMax", &c.ReconnectMax, max(10*time.Second, c.ReconnectMin), false},
+		{"Reprove", &c.Reprove, 30 * time.Second, true},
+	} {
+		if *d.field == 0 {
+			*d.field = d.byItself
+		}
+		if *d.field < 0 && !d.off {
+			return c, fmt.Errorf("notify: configure listener: %s is %v, must not be negative", d.name, *d.field)
+		}
+	}
+	if c.MaxPending == 0 {
+		c.MaxPending = 1000
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	switch {
+	case c.MaxPending < 1:
+		return c, fmt.Errorf("notify: configure listener: MaxPending is %d, must be at least 1", c.MaxPending)
+	case c.ReconnectMax < c.ReconnectMin:
+		return c, fmt.Errorf("notify: configure listener: ReconnectMax is %v, must be at least ReconnectMin, %v",
+			c.ReconnectMax, c.ReconnectMin)
+	}
+	return c, nil
+}
+
+// Listener calls handlers when something happens on their channels. It owns one connection, apart from the pool, and
+// holds no other for longer than it takes to find out what kind of connection it has.
+//
+// Handle and Run must not be called concurrently; all other methods are safe for concurrent use.
 type Listener struct {
-	handlers map[string]Handler
+	cfg  ListenerConfig
+	link *link
+
+	boxes   map[string]*mailbox
+	mu      sync.Mutex // guards what follows
+	ran     bool
+	running bool
 }
 
 // NewListener returns a Listener without handlers. It starts nothing and does no I/O. The error is about cfg alone.
@@ -77,24 +117,126 @@ func NewListener(pool Pool, cfg ListenerConfig) (*Listener, error) {
 	if pool == nil {
 		panic("notify: NewListener without a Pool")
 	}
-	return &Listener{handlers: make(map[string]Handler)}, nil
+	cfg, err := cfg.resolve()
+	if err != nil {
+		return nil, err
+	}
+	var direct *pgx.ConnConfig
+	if cfg.Direct != "" {
+		if direct, err = pgx.ParseConfig(cfg.Direct); err != nil {
+			return nil, fmt.Errorf("notify: configure listener: Direct: %w", err)
+		}
+	}
+	return &Listener{cfg: cfg, link: newLink(pool, direct, cfg), boxes: make(map[string]*mailbox)}, nil
 }
 
-// Handle registers the handler of a channel. It panics when called after Run, twice for one channel, or with a channel
-// that [CheckChannel] refuses.
-func (l *Listener) Handle(channel string, h Handler) { l.handlers[channel] = h }
+// Share returns a Listener without handlers that has the configuration of l and uses the same connection. Each is run by
+// itself; the connection is open while at least one of them runs, and is handed from one to the next without being
+// closed.
+func (l *Listener) Share() *Listener {
+	return &Listener{cfg: l.cfg, link: l.link, boxes: make(map[string]*mailbox)}
+}
 
-// Share returns a new Listener without handlers that has the same configuration and uses the same dedicated connection.
-func (l *Listener) Share() *Listener { return &Listener{handlers: make(map[string]Handler)} }
+// Handle registers the handler of a channel. It panics when called after Run, twice for one channel, without a handler,
+// or with a channel that [CheckChannel] refuses.
+func (l *Listener) Handle(channel string, h Handler) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h == nil {
+		panic("notify: Handle without a handler for channel " + channel)
+	}
+	if err := CheckChannel(channel); err != nil {
+		panic(err.Error())
+	}
+	if l.ran {
+		panic("notify: Handle after Run for channel " + channel)
+	}
+	if l.boxes[channel] != nil {
+		panic("notify: second handler for channel " + channel)
+	}
+	l.boxes[channel] = newMailbox(channel, h, l.cfg.MaxPending)
+}
 
-// Run listens until ctx is done, then returns nil.
+// Run connects, listens and calls the handlers until ctx is done, and returns nil then, when the last handler has
+// returned. Nothing that goes wrong on the way makes it return: it reconnects, or polls. It may be run again afterwards;
+// it panics while it is running already.
 func (l *Listener) Run(ctx context.Context) error {
-	<-ctx.Done()
+	l.mu.Lock()
+	if l.running {
+		l.mu.Unlock()
+		panic("notify: Run while the listener is running")
+	}
+	l.ran, l.running = true, true
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		l.running = false
+		l.mu.Unlock()
+	}()
+
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for channel, box := range l.boxes {
+		wg.Go(func() { box.run(ctx) })
+		if l.cfg.Sender != nil {
+			cancel := l.cfg.Sender.Subscribe(channel, func(payload string) { box.put(Notified, payload) })
+			defer cancel()
+		}
+	}
+	wg.Go(func() { l.poll(ctx) })
+	l.link.serve(ctx, l)
 	return nil
 }
 
+// poll leaves Polled events in all mailboxes, at the pace of the link's state.
+func (l *Listener) poll(ctx context.Context) {
+	last := time.Now()
+	draw := func(d time.Duration) time.Duration { return backoff.Spread(d, 0.2) }
+	// The first wait is drawn from the whole interval: processes that start together must not poll together.
+	first := backoff.Policy{Base: max(l.cfg.PollInterval, 0)}.Delay(1)
+	for {
+		state, changed := l.link.watch()
+		interval := l.cfg.PollInterval
+		if state == Proven {
+			interval = l.cfg.ProvenPollInterval
+		}
+		var tick <-chan time.Time
+		var timer *time.Timer
+		if interval > 0 {
+			wait := draw(interval)
+			if first > 0 {
+				wait = min(wait, first)
+			}
+			timer = time.NewTimer(time.Until(last.Add(wait)))
+			tick = timer.C
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-tick:
+			first = 0
+			last = time.Now()
+			for _, box := range l.boxes {
+				box.put(Polled, "")
+			}
+		}
+		if timer != nil {
+			timer.Stop()
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
 // State returns what is known about delivery now.
-func (l *Listener) State() State { return Unknown }
+func (l *Listener) State() State {
+	state, _ := l.link.watch()
+	return state
+}
 
 // Healthy reports whether the state is [Proven].
 func (l *Listener) Healthy() bool { return l.State() == Proven }
+
+// Status returns a snapshot of the state, its reason and the counters.
+func (l *Listener) Status() Status { return l.link.snapshot() }

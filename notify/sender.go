@@ -127,6 +127,8 @@ type Sender struct {
 	sending  int        // notes in the statement under way
 	working  bool       // a worker exists
 	closed   bool
+	attempts int           // left to a closing Sender
+	ripen    bool          // deferred notes go out without their wait
 	last     time.Time     // start of the last statement
 	lastTx   time.Time     // of the last notification in a publisher's transaction
 	resume   time.Time     // no statement before: backoff after a failure

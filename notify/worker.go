@@ -44,7 +44,7 @@ func (s *Sender) work() {
 
 // nextLocked returns how long to wait until something may be sent, and false when nothing is left. Caller must hold mu.
 func (s *Sender) nextLocked() (wait time.Duration, left bool) {
-	if s.ctx.Err() != nil || s.closed && s.failures >= closeAttempts {
+	if s.ctx.Err() != nil || s.closed && s.attempts <= 0 {
 		s.stats.Dropped += int64(len(s.pending.take()) + len(s.deferred.take()))
 	}
 	var due time.Time
@@ -53,7 +53,7 @@ func (s *Sender) nextLocked() (wait time.Duration, left bool) {
 		due = s.last.Add(s.cfg.Window)
 	case len(s.deferred.notes) > 0:
 		due = s.deferred.notes[0].at.Add(s.cfg.Window)
-		if s.closed {
+		if s.ripen {
 			due = s.last
 		}
 		if byRate := s.last.Add(s.cfg.Window); due.Before(byRate) {
@@ -82,12 +82,15 @@ func (s *Sender) sleep(d time.Duration) {
 func (s *Sender) takeLocked() []note {
 	now := time.Now()
 	ripe := now.Add(-s.cfg.Window)
+	if s.ripen {
+		ripe, s.ripen = now, false
+	}
 	for _, n := range s.deferred.take() {
 		switch {
-		case n.at.After(ripe) && !s.closed:
+		case n.at.After(ripe):
 			s.deferred.add(n)
 			continue
-		case n.again.After(ripe) && !s.closed:
+		case n.again.After(ripe):
 			// It came once more, in a transaction that may commit only after this statement.
 			s.deferred.add(note{channel: n.channel, payload: n.payload, send: true, wake: true, at: n.again})
 		}
@@ -177,6 +180,7 @@ func (s *Sender) failedLocked(batch []note, err error) {
 	s.stats.Failures++
 	s.stats.LastError = err
 	s.failures++
+	s.attempts--
 	if s.failures == 1 {
 		s.cfg.Logger.LogAttrs(s.ctx, slog.LevelWarn, "notify: sending failed, will be tried again; listeners poll meanwhile",
 			slog.Any("err", err))
@@ -214,8 +218,8 @@ func (s *Sender) roundEndedLocked() {
 	s.changed = make(chan struct{})
 }
 
-// Flush returns when everything accepted before the call has been sent. It cuts a wait for the next attempt short, but
-// not the window. When ctx ends first it returns an error that wraps both its cause and the last failure, if any; the
+// Flush returns when everything accepted before the call has been sent. It cuts a wait for the next attempt short, and
+// that of [Sender.NotifyTx], but not the window. When ctx ends first it returns an error that wraps both its cause and the last failure, if any; the
 // notifications stay queued.
 func (s *Sender) Flush(ctx context.Context) error {
 	if err := s.drain(ctx); err != nil {
@@ -234,7 +238,7 @@ func (s *Sender) Close(ctx context.Context) error {
 		return nil
 	}
 	s.closed = true
-	s.failures = 0
+	s.attempts = closeAttempts
 	before := s.stats.Dropped
 	s.mu.Unlock()
 	err := s.drain(ctx)
@@ -263,6 +267,7 @@ func (s *Sender) drain(ctx context.Context) error {
 		target++
 	}
 	s.resume = time.Time{}
+	s.ripen = len(s.deferred.notes) > 0
 	s.kickWorker()
 	for s.done < target && s.working {
 		changed := s.changed

@@ -1,0 +1,121 @@
+package notify
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// mailbox stands between the read loop, which must never wait, and one handler, which may. It is bounded: waiting
+// payloads are a set, and a set that outgrows its limit becomes one empty payload.
+type mailbox struct {
+	channel string
+	handler Handler
+	limit   int
+	wake    chan struct{} // capacity 1
+
+	mu       sync.Mutex // guards what follows
+	resync   bool
+	poll     bool
+	payloads []string // in order of arrival
+	known    map[string]struct{}
+	merged   bool // payloads is one empty payload that stands for many
+}
+
+func newMailbox(channel string, h Handler, limit int) *mailbox {
+	return &mailbox{
+		channel: channel, handler: h, limit: limit,
+		wake: make(chan struct{}, 1), known: make(map[string]struct{}),
+	}
+}
+
+// put leaves an event for the handler and returns at once. It reports whether payloads were merged to make room.
+func (m *mailbox) put(kind Kind, payload string) (mergedNow bool) {
+	m.mu.Lock()
+	switch kind {
+	case Resynced:
+		m.resync = true
+	case Polled:
+		m.poll = true
+	case Notified:
+		mergedNow = m.addLocked(payload)
+	}
+	m.mu.Unlock()
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+	return mergedNow
+}
+
+func (m *mailbox) addLocked(payload string) (mergedNow bool) {
+	if m.merged {
+		return false
+	}
+	if _, ok := m.known[payload]; ok {
+		return false
+	}
+	if len(m.payloads) >= m.limit {
+		m.payloads = []string{""}
+		clear(m.known)
+		m.merged = true
+		return true
+	}
+	m.known[payload] = struct{}{}
+	m.payloads = append(m.payloads, payload)
+	return false
+}
+
+// take returns the next event. It is removed before the handler runs, so the same payload arriving meanwhile is a new
+// event: that is what makes the last word heard.
+func (m *mailbox) take() (Event, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := Event{Channel: m.channel}
+	switch {
+	case m.resync:
+		m.resync, m.poll = false, false // whoever resyncs has looked
+		e.Kind = Resynced
+	case len(m.payloads) > 0:
+		e.Kind, e.Payload = Notified, m.payloads[0]
+		m.payloads = m.payloads[1:]
+		delete(m.known, e.Payload)
+		if len(m.payloads) == 0 {
+			m.payloads, m.merged = nil, false
+		}
+	case m.poll:
+		m.poll = false
+		e.Kind = Polled
+	default:
+		return Event{}, false
+	}
+	return e, true
+}
+
+// run calls the handler until ctx is done.
+func (m *mailbox) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.wake:
+		}
+		for ctx.Err() == nil {
+			e, ok := m.take()
+			if !ok {
+				break
+			}
+			m.handler.HandleEvent(ctx, e)
+		}
+	}
+}
+
+// sortedChannels returns the channels of boxes in a fixed order, so that the SQL made of them is one text.
+func sortedChannels(boxes map[string]*mailbox) []string {
+	channels := make([]string, 0, len(boxes))
+	for channel := range boxes {
+		channels = append(channels, channel)
+	}
+	slices.Sort(channels)
+	return channels
+}

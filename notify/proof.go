@@ -1,0 +1,261 @@
+package notify
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/bounceproof/bounceproof/internal/backoff"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// How delivery is proven. A note with a random token is sent to a channel that only this connection listens on, by
+// another session, while this one only reads. A note from the same session would prove nothing: PgBouncer hands idle
+// servers out last in, first out, so behind transaction mode the same server usually answers, and a notification to
+// oneself arrives before ReadyForQuery, while server and client are still linked.
+//
+// The same note is the heartbeat. It tests the whole path, which neither TCP keepalive (a live proxy before a dead server)
+// nor a question to the listening session (nothing about senders) does.
+
+const proofPrefix = "bounceproof_"
+
+func newProofChannel() string { return proofPrefix + strings.ToLower(rand.Text()) }
+
+// beat is one note under way.
+type beat struct {
+	deadline time.Time
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when the note was sent, or could not be
+	err      error         // set before done is closed
+}
+
+var errNoProof = errors.New("a note from another session did not arrive")
+
+// startBeat sends a note on a goroutine of its own: a pool may have no free connection for a while.
+func (k *link) startBeat(ctx context.Context, s *session, timeout time.Duration) {
+	s.token, s.arrived, s.noted = rand.Text(), false, time.Now()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	b := &beat{deadline: s.noted.Add(timeout), cancel: cancel, done: make(chan struct{})}
+	s.beat = b
+	channel, token := s.proof, s.token
+	go func() {
+		defer close(b.done)
+		b.err = k.sendNote(ctx, timeout, channel, token)
+		if b.err != nil {
+			k.mu.Lock()
+			k.interruptLocked()
+			k.mu.Unlock()
+		}
+	}()
+}
+
+func (s *session) endBeat() {
+	if s.beat == nil {
+		return
+	}
+	s.beat.cancel()
+	<-s.beat.done
+	s.beat = nil
+}
+
+// sendNote goes through the pool. When that has no connection to give, one is made for the note: a busy pool says nothing
+// about the listener. Each gets a third of the time, and the last third is left for asking the session itself.
+func (k *link) sendNote(ctx context.Context, timeout time.Duration, channel, token string) error {
+	const sql = `select pg_catalog.pg_notify($1, $2)`
+	first, cancel := context.WithTimeout(ctx, timeout/3)
+	defer cancel()
+	// Exec mode prepares nothing, so this works on any pool behind any pooler.
+	_, poolErr := k.pool.Exec(first, sql, pgx.QueryExecModeExec, channel, token)
+	if poolErr == nil {
+		return nil
+	}
+	second, cancel := context.WithTimeout(ctx, timeout/3)
+	defer cancel()
+	conn, err := k.connect(second, nil)
+	if err == nil {
+		_, err = conn.ExecParams(second, sql, [][]byte{[]byte(channel), []byte(token)}, nil, nil, nil).Close()
+		bye, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		_ = conn.Close(bye)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot send a note: %w", errors.Join(poolErr, err))
+	}
+	return nil
+}
+
+// received is called by pgconn, on the goroutine that reads.
+func (k *link) received(s *session, n *pgconn.Notification) {
+	if n.Channel == s.proof {
+		if n.Payload != s.token || s.arrived {
+			return // a note of an earlier beat
+		}
+		s.arrived = true
+		now := time.Now()
+		k.mu.Lock()
+		k.status.Proofs++
+		k.status.LastProof, k.status.ProofTime = now, now.Sub(s.noted)
+		k.mu.Unlock()
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	known := false
+	for l := range k.listeners {
+		if box := l.boxes[n.Channel]; box != nil {
+			known = true
+			if box.put(Notified, n.Payload) {
+				k.status.Merged++
+			}
+		}
+	}
+	if known {
+		k.status.Received++
+		s.lastNews = time.Now()
+	} else {
+		k.status.Strangers++
+	}
+}
+
+// prove sends the first note of a connection and waits for it.
+func (k *link) prove(ctx context.Context, s *session) *refusal {
+	deadline, _ := ctx.Deadline()
+	k.startBeat(ctx, s, time.Until(deadline))
+	defer s.endBeat()
+	for !s.arrived {
+		if err := s.conn.WaitForNotification(ctx); err != nil {
+			if s.conn.IsClosed() {
+				return &refusal{state: Disconnected, reason: "connection lost", err: err}
+			}
+			break
+		}
+	}
+	if s.arrived {
+		return nil
+	}
+	select {
+	case <-s.beat.done:
+		if s.beat.err != nil {
+			return &refusal{state: Isolated, reason: "delivery cannot be proven", err: s.beat.err}
+		}
+	default:
+	}
+	reason := "LISTEN succeeded, but " + errNoProof.Error()
+	if s.pooled {
+		reason += ": the pooler does not keep a server connection per client"
+	} else if k.direct != nil {
+		reason += ": the pool leads to another server or database"
+	}
+	return &refusal{state: Isolated, reason: reason, settled: true}
+}
+
+// proven announces a fresh connection: LISTEN is committed and delivery works, so everybody may look now.
+func (k *link) proven(s *session) {
+	s.lastNews = time.Now()
+	s.nextBeat = k.nextBeat()
+	k.resync(true)
+	k.set(Proven, "", nil)
+}
+
+// resync tells the listeners that have not been told on this connection, or all of them.
+func (k *link) resync(all bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for l, told := range k.listeners {
+		if told && !all {
+			continue
+		}
+		k.listeners[l] = true
+		for _, channel := range sortedChannels(l.boxes) {
+			l.boxes[channel].put(Resynced, "")
+		}
+	}
+}
+
+// nextBeat is never later than Heartbeat from now, and jittered so that many processes do not beat together.
+func (k *link) nextBeat() time.Time {
+	return time.Now().Add(backoff.Spread(k.cfg.Heartbeat*9/10, 0.1))
+}
+
+// read reads from a proven connection until ctx is done (nil: the connection is as good as before) or it is lost.
+func (k *link) read(ctx context.Context, s *session) error {
+	defer s.endBeat()
+	for {
+		if err := k.adjust(ctx, s); err != nil {
+			return err
+		}
+		deadline, err := k.pulse(ctx, s)
+		if err != nil {
+			return err
+		}
+		wait, cancel := k.interruptible(ctx, deadline)
+		err = s.conn.WaitForNotification(wait)
+		interrupted := wait.Err() != nil
+		cancel()
+		switch {
+		case err == nil:
+		case s.conn.IsClosed() || !interrupted:
+			return err
+		case ctx.Err() != nil:
+			s.nextBeat = time.Now() // whoever goes on has it proven first
+			return nil
+		}
+	}
+}
+
+// adjust listens for those who came since, and not for those who left.
+func (k *link) adjust(ctx context.Context, s *session) error {
+	ctx, cancel := context.WithTimeout(ctx, k.cfg.HeartbeatTimeout)
+	defer cancel()
+	if err := k.listen(ctx, s); err != nil {
+		return err
+	}
+	k.resync(false)
+	return nil
+}
+
+// pulse starts, settles or judges the heartbeat, and returns when to look again.
+func (k *link) pulse(ctx context.Context, s *session) (time.Time, error) {
+	now := time.Now()
+	if s.beat == nil {
+		if now.Before(s.nextBeat) {
+			return s.nextBeat, nil
+		}
+		k.startBeat(ctx, s, k.cfg.HeartbeatTimeout)
+		return s.beat.deadline, nil
+	}
+	settled := func() (time.Time, error) {
+		s.endBeat()
+		s.nextBeat = k.nextBeat()
+		return s.nextBeat, nil
+	}
+	if s.arrived {
+		return settled()
+	}
+	select {
+	case <-s.beat.done:
+		if s.beat.err == nil {
+			break
+		}
+		// No note could be sent, from the pool or otherwise. That is not the listener's fault as long as it answers.
+		err := s.beat.err
+		ask, cancel := context.WithDeadline(ctx, s.beat.deadline)
+		defer cancel()
+		if askErr := s.ask(ask); askErr != nil {
+			return time.Time{}, errors.Join(askErr, err)
+		}
+		return settled()
+	default:
+	}
+	if now.Before(s.beat.deadline) {
+		return s.beat.deadline, nil
+	}
+	if s.lastNews.After(s.noted) {
+		return settled() // other notifications did arrive: the note is stuck at its sender's
+	}
+	return time.Time{}, errNoProof
+}

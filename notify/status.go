@@ -1,0 +1,53 @@
+package notify
+
+import (
+	"strconv"
+	"time"
+)
+
+// State is what a [Listener] knows about the delivery of notifications.
+type State int8
+
+const (
+	// Unknown: nothing is proven yet, or Run is not under way.
+	Unknown State = iota
+	// Proven: a note from another session arrived through LISTEN, and so did the latest heartbeat.
+	Proven
+	// Isolated: the server can be reached but notifications do not arrive, or LISTEN is refused. Handlers are polled.
+	Isolated
+	// Disconnected: there is no connection. Handlers are polled.
+	Disconnected
+)
+
+// String returns the state in lower case.
+func (s State) String() string {
+	switch s {
+	case Unknown:
+		return "unknown"
+	case Proven:
+		return "proven"
+	case Isolated:
+		return "isolated"
+	case Disconnected:
+		return "disconnected"
+	}
+	return "State(" + strconv.Itoa(int(s)) + ")"
+}
+
+// Status is a snapshot of a [Listener] and of the connection it may share with others. The counters only grow, and count
+// for all that share the connection.
+type Status struct {
+	State     State
+	Reason    string    // why, in words; empty while all is well
+	Since     time.Time // of the state
+	LastProof time.Time // when delivery was last proven
+	ProofTime time.Duration
+	Pooled    bool // the connection goes through a pooler: the pid it was given is not the server's
+
+	Connects  int64 // connections opened to listen on
+	Losses    int64 // of those, lost
+	Proofs    int64 // notes that came back
+	Received  int64 // notifications that reached a handler's mailbox
+	Strangers int64 // notifications nobody here listens for; ignored
+	Merged    int64 // times a channel's waiting payloads became one empty payload
+}
