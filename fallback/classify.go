@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -47,8 +48,9 @@ type Context struct {
 	Recorded *pgconn.PgError
 	// Learnt says that the request was encoded by a description from an earlier call, which a migration may have overtaken.
 	Learnt bool
-	// Params and Columns are the counts of that description.
-	Params, Columns int
+	// ParamOIDs are the parameter types of that description, and Columns is the number of its result columns.
+	ParamOIDs []uint32
+	Columns   int
 	// Delivered says that rows or results of the request have already reached the caller, so that it cannot be run again.
 	Delivered bool
 }
@@ -249,6 +251,11 @@ func (c *Context) fromParseOrBind(v Verdict) (Verdict, bool) {
 		if c.Learnt {
 			return c.refused(v, ReasonStaleShape, c.rerun(Relearn)), true
 		}
+	case "XX000":
+		// "cache lookup failed for type 16390", never translated: a type that was dropped, and perhaps made anew under another oid.
+		if n := numbers(e.Message); c.Learnt && len(n) == 1 && slices.Contains(c.ParamOIDs, uint32(n[0])) { //nolint:gosec // not negative
+			return c.refused(v, ReasonStaleShape, c.rerun(Relearn)), true
+		}
 	case "42804", "42846", "42883", "42704", "42725":
 		// Types that fitted when the statement was learnt. A position in the caller's own text is given by parse analysis only.
 		if c.Learnt && e.Position > 0 {
@@ -267,7 +274,7 @@ func (c *Context) fromBind(v Verdict) (Verdict, bool) {
 	e := v.PgError
 	counts := numbers(e.Message)
 	switch {
-	case e.Routine == "exec_bind_message" && len(counts) == 2 && c.Learnt && counts[0] == c.Params:
+	case e.Routine == "exec_bind_message" && len(counts) == 2 && c.Learnt && counts[0] == len(c.ParamOIDs):
 		// We sent what our description asks for, so another statement stands where ours should.
 		v.Evidence = c.named()
 		return c.refused(v, ReasonStaleShape, c.rerun(RunUnprepared)), true
@@ -300,7 +307,7 @@ func isNameRune(r rune) bool {
 // fromBindParameter reports whether the error's context is the one PostgreSQL gives to the conversion of a bound parameter
 // (bind_param_error_callback in postgres.c), which happens before anything runs.
 func fromBindParameter(e *pgconn.PgError) bool {
-	return (e.Code == "22P03" || e.Code == "08P01") && !strings.Contains(e.Where, "\n") && strings.Contains(e.Where, "$") &&
+	return (e.Code == "22P03" || e.Code == "08P01" || e.Code == "XX000") && !strings.Contains(e.Where, "\n") && strings.Contains(e.Where, "$") &&
 		e.Routine != "exec_stmt_raise"
 }
 
@@ -324,7 +331,7 @@ func numbers(message string) []int {
 	for i := 0; i < len(message); {
 		start := i
 		n := 0
-		for i < len(message) && message[i] >= '0' && message[i] <= '9' && i-start < 9 {
+		for i < len(message) && message[i] >= '0' && message[i] <= '9' && i-start < 10 {
 			n = n*10 + int(message[i]-'0')
 			i++
 		}

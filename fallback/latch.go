@@ -3,6 +3,7 @@ package fallback
 import (
 	"context"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,7 +75,9 @@ type Latch struct {
 	wait     time.Duration // until the next renewed probe
 	retry    time.Duration // until the next attempt after a failed probe
 	restored time.Duration // since start: when named statements were last taken up
-	warned   bool          // about a probe that fails
+	held     time.Duration // since start: until then a topology like failed does not bring named statements back
+	failed   Topology
+	warned   bool // about a probe that fails
 }
 
 // NewLatch returns a latch. Without a probe it is undecided, and the first call of Due is told to probe.
@@ -121,6 +124,9 @@ func (l *Latch) Settle(ctx context.Context, t Topology) *Decision {
 	l.mu.Lock()
 	before := l.now.Load()
 	to := l.config.Policy.strategy(t)
+	if l.clock() < l.held && t.Mode == l.failed.Mode && t.Tracks == l.failed.Tracks {
+		to = before.Strategy // it looked like this when it failed; whoever probes out of turn does not shorten the wait
+	}
 	after := l.publish(to, t)
 	l.retry, l.warned = probeRetry, false
 	switch {
@@ -129,11 +135,12 @@ func (l *Latch) Settle(ctx context.Context, t Topology) *Decision {
 		if before.Strategy != Named {
 			l.restored = l.clock()
 		}
-	default:
+	case l.clock() >= l.held:
 		l.plan()
 	}
+	next := l.next()
 	l.mu.Unlock()
-	l.report(ctx, before, after, Verdict{})
+	l.report(ctx, before, after, Verdict{}, next)
 	return after
 }
 
@@ -141,7 +148,9 @@ func (l *Latch) Settle(ctx context.Context, t Topology) *Decision {
 // two, up to ReprobeAfter's limit.
 func (l *Latch) Fail(ctx context.Context, err error) {
 	l.mu.Lock()
-	l.due.Store(int64(l.clock() + l.retry))
+	if l.config.Policy != PolicyOff {
+		l.due.Store(int64(l.clock() + l.retry))
+	}
 	l.retry = min(2*l.retry, maxReprobeAfter)
 	warn := !l.warned && ctx.Err() == nil && l.now.Load().Strategy == Undecided
 	l.warned = l.warned || warn
@@ -181,9 +190,14 @@ func (l *Latch) Trip(ctx context.Context, ran *Decision, v Verdict) bool {
 			l.wait = l.config.ReprobeAfter
 		}
 		l.plan()
+		l.held, l.failed = time.Duration(l.due.Load()), ran.Topology
+		if l.config.ReprobeAfter < 0 {
+			l.held = math.MaxInt64
+		}
 	}
+	next := l.next()
 	l.mu.Unlock()
-	l.report(ctx, ran, after, v)
+	l.report(ctx, ran, after, v, next)
 	return true
 }
 
@@ -237,30 +251,48 @@ func (l *Latch) plan() {
 // clock is the time since the latch was made.
 func (l *Latch) clock() time.Duration { return time.Since(l.start) }
 
+// next is how long it is until the next renewed probe; negative if there will be none.
+func (l *Latch) next() time.Duration {
+	due := time.Duration(l.due.Load())
+	if due == 0 {
+		return -1
+	}
+	return max(0, due-l.clock())
+}
+
 // report logs a change and calls OnChange.
-func (l *Latch) report(ctx context.Context, before, after *Decision, v Verdict) {
+func (l *Latch) report(ctx context.Context, before, after *Decision, v Verdict, next time.Duration) {
 	if before.Strategy == after.Strategy {
 		return
+	}
+	level, message := slog.LevelWarn, "bounceproof: prepared statements are not used any more, running without them"
+	switch {
+	case after.Strategy == Named && before.Strategy == Undecided:
+		level, message = slog.LevelDebug, "bounceproof: prepared statements are in use"
+	case after.Strategy == Named:
+		level, message = slog.LevelInfo, "bounceproof: prepared statements are back in use"
+	case after.Strategy == Shared && v.Reason == ReasonNone:
+		level, message = slog.LevelInfo, "bounceproof: prepared statements are shared between server connections"
+	case after.Strategy == Shared:
+		message = "bounceproof: prepared statements are shared between server connections from now on"
+	case before.Strategy == Undecided:
+		message = "bounceproof: prepared statements cannot be used here, running without them"
 	}
 	attrs := []slog.Attr{
 		slog.String("from", before.Strategy.String()),
 		slog.String("to", after.Strategy.String()),
 		slog.Any("topology", after.Topology),
 	}
-	switch {
-	case after.Strategy == Named && before.Strategy == Undecided:
-		l.config.Logger.LogAttrs(ctx, slog.LevelDebug, "bounceproof: prepared statements in use", attrs...)
-	case after.Strategy == Named:
-		l.config.Logger.LogAttrs(ctx, slog.LevelInfo, "bounceproof: prepared statements are back in use", attrs...)
-	case after.Strategy == Shared && v.Reason == ReasonNone:
-		l.config.Logger.LogAttrs(ctx, slog.LevelInfo, "bounceproof: prepared statements are shared between server connections", attrs...)
-	default:
-		attrs = append(attrs, slog.Any("cause", v), slog.String("remedy", remedy(after, v)))
-		if l.config.ReprobeAfter > 0 {
-			attrs = append(attrs, slog.Duration("next_probe", time.Duration(l.due.Load())-l.clock()))
+	if level == slog.LevelWarn {
+		if v.Reason != ReasonNone {
+			attrs = append(attrs, slog.Any("cause", v))
 		}
-		l.config.Logger.LogAttrs(ctx, slog.LevelWarn, "bounceproof: prepared statements are not used any more, running without them", attrs...)
+		attrs = append(attrs, slog.String("remedy", remedy(after, v)))
+		if next >= 0 {
+			attrs = append(attrs, slog.Duration("next_probe", next))
+		}
 	}
+	l.config.Logger.LogAttrs(ctx, level, message, attrs...)
 	if l.config.OnChange != nil {
 		l.config.OnChange(Change{
 			From: before.Strategy, To: after.Strategy, Topology: after.Topology, Verdict: v, Number: after.Number,

@@ -65,6 +65,9 @@ func (c *Context) fromPooler(v Verdict) Verdict {
 			break
 		}
 	}
+	if v.Reason == ReasonUnknown && (e.Code == "26000" || e.Code == "42P05") {
+		v.Reason = ReasonPoolerPrepared
+	}
 	if v.Reason == ReasonUnknown && (strings.HasPrefix(e.Code, "28") || e.Code == "3D000") {
 		v.Reason = ReasonConfig // the server refused the pooler's login, which the waiting client is told (server.c, ≥ 1.24 with its code)
 	}
