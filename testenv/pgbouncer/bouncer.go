@@ -208,7 +208,7 @@ func (b *Bouncer) startAgainLocked(tb postgres.TB) {
 }
 
 func (b *Bouncer) writeIniLocked(ctx context.Context) error {
-	host, port := b.server.Peer()
+	host, port := b.server.AddressFor(b.box)
 	conf := ini(endpoint{b.box.ListenHost, b.box.ListenPort}, endpoint{host, port}, b.box.Path("userlist.txt"), b.options)
 	return b.box.Write(ctx, "pgbouncer.ini", []byte(conf))
 }

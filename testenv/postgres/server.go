@@ -170,8 +170,9 @@ func (s *Server) FullVersion() string { return s.box.Version }
 // Runtime returns "container" or "process".
 func (s *Server) Runtime() string { return s.box.Kind }
 
-// Peer returns the host and port at which a PgBouncer of the test environment reaches the server.
-func (s *Server) Peer() (host string, port int) { return s.box.PeerHost, s.box.PeerPort }
+// AddressFor returns the host and port at which a program in another box reaches the server. It serves package
+// pgbouncer.
+func (s *Server) AddressFor(peer *box.Box) (host string, port int) { return s.box.AddressFor(peer) }
 
 // Log returns what the server has logged so far.
 func (s *Server) Log() string { return s.log.String() }

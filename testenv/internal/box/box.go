@@ -41,12 +41,11 @@ type Box struct {
 	// Host and Port are where this process reaches the server.
 	Host string
 	Port int
-	// PeerHost and PeerPort are where a container reaches the server.
-	PeerHost string
-	PeerPort int
 
-	bin   string
-	place place
+	bin     string
+	place   place
+	private bool   // the box is a container with a network of its own
+	address string // and this is where other such containers reach it
 
 	closeOnce sync.Once
 	closeErr  error
@@ -64,11 +63,7 @@ type place interface {
 
 // Open returns a new box for o. The error is an *UnavailableError when this machine cannot provide it.
 func Open(ctx context.Context, o Options) (*Box, error) {
-	b, err := find(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	return b.open(ctx, o)
+	return open(ctx, o)
 }
 
 // Available reports why Open would not return a box, nil if it would as far as one can say without
@@ -76,6 +71,18 @@ func Open(ctx context.Context, o Options) (*Box, error) {
 func Available(ctx context.Context, p suite.Program, version string) error {
 	_, err := find(ctx, Options{Program: p, Version: version})
 	return err
+}
+
+// AddressFor returns the host and port at which a program in peer reaches the server in b.
+func (b *Box) AddressFor(peer *Box) (host string, port int) {
+	switch {
+	case b.private && peer.private:
+		return b.address, b.ListenPort
+	case peer.private:
+		return "host.docker.internal", b.Port // what Docker Desktop calls the machine
+	default:
+		return b.Host, b.Port
+	}
 }
 
 // Bin returns the path of one of the server package's programs, such as initdb or pgbouncer.
@@ -149,7 +156,11 @@ type UnavailableError struct {
 	Reason  string
 	// Try is the command that would make it available.
 	Try string
+	// Err holds the errors behind Reason.
+	Err error
 }
+
+func (e *UnavailableError) Unwrap() error { return e.Err }
 
 func (e *UnavailableError) Error() string {
 	return fmt.Sprintf("%s %s is not available here: %s; run: %s", e.Program, e.Version, e.Reason, e.Try)

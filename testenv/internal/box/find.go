@@ -2,44 +2,85 @@ package box
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/bounceproof/bounceproof/testenv/internal/suite"
 )
 
-// opener opens a box in the runtime that was found.
+// opener opens boxes in one runtime.
 type opener interface {
 	open(ctx context.Context, o Options) (*Box, error)
 }
 
-// find chooses the runtime. Containers come first, so that every version runs in the same surroundings.
-// TESTENV_RUNTIME=container or process allows only that one.
-func find(ctx context.Context, o Options) (opener, error) {
+// find lists the runtimes that may provide o, best first, or says why there is none. Containers come first, so that all
+// versions run in the same surroundings. TESTENV_RUNTIME=container or process allows only that one.
+func find(ctx context.Context, o Options) ([]opener, error) {
 	only := os.Getenv("TESTENV_RUNTIME")
-	unavailable := func(reason, try string) error {
-		return &UnavailableError{Program: o.Program, Version: o.Version, Reason: reason, Try: try}
-	}
-	l, localErr := findLocal(ctx, o.Program, o.Version)
-	switch only {
-	case "process":
-		if localErr != nil {
-			return nil, unavailable(localErr.Error()+" (TESTENV_RUNTIME=process)", installCommand(o.Program, o.Version))
+	var found []opener
+	var reasons []error
+	if only != "process" {
+		c, err := findContainer(o.Program, o.Version)
+		if err == nil {
+			found = append(found, c)
+		} else {
+			reasons = append(reasons, err)
 		}
-		return l, nil
-	case "container", "":
-	default:
-		return nil, unavailable(fmt.Sprintf("TESTENV_RUNTIME=%q is neither container nor process", only), "unset TESTENV_RUNTIME")
 	}
-	if localErr == nil {
-		return l, nil
+	if only != "container" {
+		l, err := findLocal(ctx, o.Program, o.Version)
+		if err == nil {
+			found = append(found, l)
+		} else {
+			reasons = append(reasons, err)
+		}
 	}
-	return nil, unavailable(localErr.Error(), installCommand(o.Program, o.Version))
+	if len(found) == 0 {
+		return nil, unavailable(o, reasons)
+	}
+	return found, nil
 }
 
-func installCommand(p suite.Program, version string) string {
-	if p == suite.PgBouncer {
-		return "apt-get install pgbouncer"
+// open opens a box in the first runtime that can. A container may turn out not to be possible only when its image
+// is built.
+func open(ctx context.Context, o Options) (*Box, error) {
+	runtimes, err := find(ctx, o)
+	if err != nil {
+		return nil, err
 	}
-	return "apt-get install postgresql-" + version
+	var reasons []error
+	for _, r := range runtimes {
+		b, err := r.open(ctx, o)
+		if err == nil {
+			return b, nil
+		}
+		reasons = append(reasons, err)
+	}
+	return nil, unavailable(o, reasons)
+}
+
+func unavailable(o Options, reasons []error) error {
+	said := make([]string, len(reasons))
+	for i, r := range reasons {
+		said[i] = strings.ReplaceAll(r.Error(), "\n", " ")
+	}
+	reason := strings.Join(said, ", and ")
+	if only := os.Getenv("TESTENV_RUNTIME"); only != "" {
+		reason += fmt.Sprintf(" (TESTENV_RUNTIME=%s)", only)
+	}
+	return &UnavailableError{
+		Program: o.Program, Version: o.Version,
+		Reason: reason, Try: remedy(o.Program, o.Version), Err: errors.Join(reasons...),
+	}
+}
+
+// remedy returns the command that would most likely help.
+func remedy(p suite.Program, version string) string {
+	if s, ok := suite.Of(p, version); ok && !s.Installable() {
+		// Only a container can bring it.
+		return "apt-get install docker.io mmdebstrap && service docker start && make setup"
+	}
+	return "make setup"
 }

@@ -140,7 +140,6 @@ func (l local) open(_ context.Context, o Options) (*Box, error) {
 		Name: name, Kind: "process", Version: l.version, Dir: dir, bin: l.bin,
 		ListenHost: loopback, ListenPort: port,
 		Host: loopback, Port: port,
-		PeerHost: loopback, PeerPort: port,
 		place: &processes{dir: dir, user: user},
 	}, nil
 }

@@ -87,13 +87,3 @@ func stopProcess(p *Process) {
 
 // detach makes cmd survive the signals that end this process and its terminal.
 func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }
-
-// lockFile waits for an exclusive lock on an open file. The lock ends with the file's descriptor.
-func lockFile(f *os.File) error {
-	for {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
-		if !errors.Is(err, syscall.EINTR) {
-			return err
-		}
-	}
-}

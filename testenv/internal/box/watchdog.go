@@ -2,6 +2,7 @@ package box
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/bounceproof/bounceproof/testenv/internal/engine"
 )
 
 // watchdogEnv carries the run to the watchdog: id and directory.
@@ -25,6 +28,9 @@ func init() { //nolint:gochecknoinits // see above: it must come before any test
 	}
 	id, dir, _ := strings.Cut(spec, ":")
 	_, _ = io.Copy(io.Discard, os.Stdin)
+	if os.Getenv("TESTENV_KEEP") != "" {
+		os.Exit(0)
+	}
 	if err := (run{id: id, dir: dir}).sweep(); err != nil {
 		os.Exit(1)
 	}
@@ -65,14 +71,22 @@ func (r run) sweep() error {
 		}
 	}
 	var err error
+	if _, used := os.Stat(filepath.Join(r.dir, engineMarker)); used == nil {
+		var e *engine.Engine
+		if e, err = engine.Connect(); err == nil {
+			err = e.RemoveRun(ctx, r.id)
+		}
+	}
 	for _, dir := range r.dirs() {
 		// A server may still be writing its last file.
+		var last error
 		for range 20 {
-			if err = os.RemoveAll(dir); err == nil {
+			if last = os.RemoveAll(dir); last == nil {
 				break
 			}
 			time.Sleep(50 * time.Millisecond)
 		}
+		err = errors.Join(err, last)
 	}
 	return err
 }

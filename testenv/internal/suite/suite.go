@@ -1,6 +1,11 @@
 // Package suite says which Debian suite brings which PostgreSQL and which PgBouncer.
 package suite
 
+import (
+	"os"
+	"strings"
+)
+
 // Suite is a Debian release. Its archive holds one PostgreSQL and one PgBouncer, so four suites give eight
 // versions without building anything from source.
 type Suite struct {
@@ -25,6 +30,12 @@ const (
 	Postgres  Program = "PostgreSQL"
 	PgBouncer Program = "PgBouncer"
 )
+
+// Installable reports whether the suite's packages can be installed on this machine, which runs that suite.
+func (s Suite) Installable() bool {
+	data, err := os.ReadFile("/etc/os-release")
+	return err == nil && strings.Contains(string(data), "\nVERSION_CODENAME="+s.Name+"\n")
+}
 
 // Version returns the version of p in s.
 func (s Suite) Version(p Program) string {

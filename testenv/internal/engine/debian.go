@@ -1,0 +1,117 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/ory/dockertest/v3/docker"
+
+	"github.com/bounceproof/bounceproof/testenv/internal/suite"
+)
+
+// Both recipes keep postgresql-common from making a cluster, and take the suite from its main archive alone: the
+// versions under test are those of a release, and an old suite's other archives go first.
+
+// debianDockerfile builds on Debian's own image; its parameters are suite, mirror, suite.
+const debianDockerfile = `FROM debian:%s-slim
+RUN rm -rf /etc/apt/sources.list.d/* \
+ && echo 'deb [check-valid-until=no] %s %s main' >/etc/apt/sources.list \
+ && mkdir -p /etc/postgresql-common \
+ && echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf \
+ && apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends postgresql pgbouncer \
+ && rm -rf /var/lib/apt/lists/*
+`
+
+// mmdebstrapArgs makes the same root file system without a registry. Packages' documentation stays out.
+func mmdebstrapArgs(suite string) []string {
+	return []string{
+		"--variant=minbase",
+		"--include=postgresql,pgbouncer",
+		`--aptopt=Acquire::Check-Valid-Until "false"`,
+		`--aptopt=APT::Install-Recommends "false"`,
+		"--dpkgopt=path-exclude=/usr/share/man/*",
+		"--dpkgopt=path-exclude=/usr/share/locale/*",
+		`--essential-hook=mkdir -p "$1/etc/postgresql-common"`,
+		`--essential-hook=echo "create_main_cluster = false" >"$1/etc/postgresql-common/createcluster.conf"`,
+		suite,
+		"-", // the tar goes to standard output
+	}
+}
+
+// mirrors returns where to look for a suite, most likely first: where the environment says, where this machine's own
+// packages come from, Debian's, and the archive of suites that have left it.
+func mirrors() []string {
+	if m := os.Getenv("TESTENV_DEBIAN_MIRROR"); m != "" {
+		return []string{m}
+	}
+	var list []string
+	add := func(m string) {
+		m = strings.TrimRight(m, "/")
+		for _, have := range list {
+			if have == m {
+				return
+			}
+		}
+		list = append(list, m)
+	}
+	// Empty on a system without apt, and of no use on Ubuntu, whose label is another.
+	out, _ := exec.Command("apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)").Output() //nolint:noctx // reads local files
+	for line := range strings.Lines(string(out)) {
+		if label, uri, _ := strings.Cut(strings.TrimSpace(line), " "); label == "Debian" {
+			add(uri)
+		}
+	}
+	add("http://deb.debian.org/debian")
+	add("http://archive.debian.org/debian")
+	return list
+}
+
+// importDebian makes the base with mmdebstrap, which needs only a Debian mirror.
+func (e *Engine) importDebian(ctx context.Context, s suite.Suite, base string) error {
+	program, err := exec.LookPath("mmdebstrap")
+	if err != nil {
+		return errors.New("mmdebstrap is not installed (apt-get install mmdebstrap)")
+	}
+	var errs []error
+	for _, mirror := range mirrors() {
+		err := e.importFrom(ctx, program, append(mmdebstrapArgs(s.Name), mirror), base)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", mirror, err))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return fmt.Errorf("mmdebstrap found the suite on no mirror (TESTENV_DEBIAN_MIRROR names another): %w", errors.Join(errs...))
+}
+
+func (e *Engine) importFrom(ctx context.Context, program string, args []string, base string) error {
+	cmd := exec.CommandContext(ctx, program, args...)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	rootfs, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	repo, tag, _ := strings.Cut(base, ":")
+	importErr := e.Pool.Client.ImportImage(docker.ImportImageOptions{
+		Repository: repo, Tag: tag, Source: "-", InputStream: rootfs, OutputStream: &bytes.Buffer{}, Context: ctx,
+	})
+	_ = rootfs.Close()
+	if err := cmd.Wait(); err != nil {
+		// What came through until then made an image all the same.
+		_ = e.Pool.Client.RemoveImage(base)
+		return fmt.Errorf("%w: %s", err, lastLines(said.String(), 5))
+	}
+	return importErr
+}
