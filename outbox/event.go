@@ -1,0 +1,176 @@
+package outbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// MaxKeys is how many distinct keys one Publish may name. Each takes an advisory lock until the transaction ends, and those
+// live in shared memory that the whole cluster shares: some 15,000 of them exhaust it for everybody.
+const MaxKeys = 256
+
+// Event is what a transaction publishes.
+type Event struct {
+	// Type says what happened, for instance "order.paid". Required.
+	Type string
+
+	// Key, if not empty, orders: events of one key are delivered one after another, in the order in which their
+	// transactions committed, and within a transaction in the order of publishing. Publishers of one key wait for each
+	// other, until the transaction ends; nobody else waits. Events without a key have no order.
+	Key string
+
+	// Payload is opaque. Nil and empty are the same.
+	Payload []byte
+
+	// Headers travel beside the payload, for instance a trace context. Nil and empty are the same.
+	Headers map[string]string
+}
+
+// Delivery is an event on its way to a handler.
+type Delivery struct {
+	Event
+
+	// Subscription is the name of the subscription that it is delivered for.
+	Subscription string
+
+	// Seq identifies the event. It grows within a key; between keys it says little, for numbers are drawn before commits.
+	Seq int64
+
+	// Lane is the lane that holds the event.
+	Lane int
+
+	// Attempt counts the deliveries of this event that were begun and came to an end, this one included: 1 at first. A
+	// delivery that a crash cut short does not count.
+	Attempt int
+
+	// PublishedAt is the server's clock when the event was written, not when its transaction committed.
+	PublishedAt time.Time
+}
+
+// TooManyKeysError reports a Publish with more than [MaxKeys] distinct keys. Nothing was published. Publish in several
+// transactions, or without keys where order does not matter.
+type TooManyKeysError struct {
+	Keys int // distinct keys of the call
+}
+
+func (e *TooManyKeysError) Error() string {
+	return fmt.Sprintf("outbox: publish: %d distinct keys in one call, at most %d", e.Keys, MaxKeys)
+}
+
+// ErrInvalidEvent is wrapped by the error of a Publish whose event PostgreSQL could not store. It is found before anything is
+// sent, so the transaction is unharmed.
+var ErrInvalidEvent = errors.New("invalid event")
+
+func (e *Event) validate() error {
+	if e.Type == "" {
+		return fmt.Errorf("%w: no type", ErrInvalidEvent)
+	}
+	if !storable(e.Type) {
+		return fmt.Errorf("%w: type is not text", ErrInvalidEvent)
+	}
+	if !storable(e.Key) {
+		return fmt.Errorf("%w: key is not text", ErrInvalidEvent)
+	}
+	for k, v := range e.Headers {
+		if !storable(k) || !storable(v) {
+			return fmt.Errorf("%w: header is not text", ErrInvalidEvent)
+		}
+	}
+	return nil
+}
+
+// storable reports whether PostgreSQL takes s as text: valid UTF-8 without NUL.
+func storable(s string) bool {
+	return utf8.ValidString(s) && !strings.Contains(s, "\x00")
+}
+
+// laneHash is recorded in the database: a process with another one would tear keys apart.
+const laneHash = "fnv1a64"
+
+// laneOf returns the lane of a key. Never change it without a new name for laneHash.
+func laneOf(key string, lanes int) int16 {
+	h := fnv.New64a()
+	h.Write([]byte(key))
+	return int16(h.Sum64() % uint64(lanes)) //nolint:gosec // lanes is at most 1,024
+}
+
+// lockOf returns the advisory lock of a key. Advisory locks are shared with everything else in the database, so the schema
+// goes in; two keys with the same lock only wait for each other needlessly.
+func lockOf(schema, key string) int64 {
+	h := fnv.New64a()
+	h.Write([]byte("bounceproof/outbox/key\x00" + schema + "\x00" + key))
+	return int64(h.Sum64()) //nolint:gosec // all 64 bits are wanted
+}
+
+// lockNamed returns the advisory lock of something that exists once in a schema.
+func lockNamed(schema, what string) int64 {
+	h := fnv.New64a()
+	h.Write([]byte("bounceproof/outbox/" + what + "\x00" + schema))
+	return int64(h.Sum64()) //nolint:gosec // all 64 bits are wanted
+}
+
+// columns are events as the parameters of the publishing statements: one array a column.
+type columns struct {
+	lanes    []int16
+	locks    []*int64
+	types    []string
+	keys     []*string
+	payloads [][]byte
+	headers  [][]byte
+}
+
+// columns turns events into parameters.
+func (s *Store) columns(events []Event, lanes int) (*columns, error) {
+	c := &columns{
+		lanes: make([]int16, len(events)), locks: make([]*int64, len(events)), types: make([]string, len(events)),
+		keys: make([]*string, len(events)), payloads: make([][]byte, len(events)), headers: make([][]byte, len(events)),
+	}
+	for i := range events {
+		e := &events[i]
+		if err := e.validate(); err != nil {
+			return nil, fmt.Errorf("outbox: publish: event %d: %w", i, err)
+		}
+		c.types[i] = e.Type
+		c.payloads[i] = e.Payload
+		if e.Payload == nil {
+			c.payloads[i] = []byte{}
+		}
+		if len(e.Headers) > 0 {
+			h, err := json.Marshal(e.Headers)
+			if err != nil {
+				return nil, fmt.Errorf("outbox: publish: event %d: headers: %w", i, err)
+			}
+			c.headers[i] = h
+		}
+		if e.Key == "" {
+			c.lanes[i] = int16(s.rotation.Add(1) % uint64(lanes)) //nolint:gosec // lanes is at most 1,024
+			continue
+		}
+		key, lock := e.Key, lockOf(s.schema, e.Key)
+		c.keys[i], c.locks[i], c.lanes[i] = &key, &lock, laneOf(e.Key, lanes)
+	}
+	if n := c.distinctKeys(); n > MaxKeys {
+		return nil, &TooManyKeysError{Keys: n}
+	}
+	return c, nil
+}
+
+func (c *columns) distinctKeys() int {
+	if len(c.keys) <= MaxKeys {
+		return 0 // cannot be too many
+	}
+	keys := make([]string, 0, len(c.keys))
+	for _, k := range c.keys {
+		if k != nil {
+			keys = append(keys, *k)
+		}
+	}
+	slices.Sort(keys)
+	return len(slices.Compact(keys))
+}

@@ -1,0 +1,189 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/bounceproof/bounceproof/internal/backoff"
+	"github.com/bounceproof/bounceproof/prepare"
+)
+
+// ErrUnsubscribed stops a dispatcher whose subscription is gone.
+var ErrUnsubscribed = errors.New("the subscription does not exist")
+
+// errLaneLost is the cause of the context of handlers whose lane went to another dispatcher, or whose lease ran out.
+var errLaneLost = errors.New("outbox: lane lost")
+
+// rebalanceInterval is the longest time between two looks at who else is there. With it, lanes are spread again two looks
+// after a member came or went: one to give back, one to take.
+const rebalanceInterval = 2 * time.Second
+
+// lane is a lane whose lease this runner holds.
+type lane struct {
+	id      int16
+	token   int64
+	state   laneState
+	leaving bool // give it back as soon as it is idle
+
+	stored position // as the database has it: the operand of the compare-and-swap
+	now    position // ahead of stored when empty batches were passed over
+
+	job    *job      // while busy and done
+	next   position  // while done: where the job has brought the lane
+	askAt  time.Time // while adopting: not before
+	cancel context.CancelCauseFunc
+}
+
+type laneState int8
+
+const (
+	adopting laneState = iota // the place is not known yet
+	idle                      // waits for events
+	busy                      // a page is with the handlers
+	done                      // a page is to be recorded
+)
+
+// shares is what lease_shares.sql tells.
+type shares struct{ members, rank, lanes, free int64 }
+
+// mine returns how many lanes this member should have: even shares, the remainder to the first in the order of names.
+func (s shares) mine() int {
+	n := s.lanes / s.members
+	if s.rank < s.lanes%s.members {
+		n++
+	}
+	return int(n)
+}
+
+func (r *runner) heartbeatInterval() time.Duration {
+	return backoff.Spread(min(r.d.cfg.LeaseDuration/3, rebalanceInterval), 0.1)
+}
+
+// heartbeat says that this dispatcher lives, renews its leases, and takes or gives lanes to have its share.
+func (r *runner) heartbeat(ctx context.Context) error {
+	var b pgx.Batch
+	var sh shares
+	held := make(map[int16]int64)
+	deadline := time.Now().Add(r.d.cfg.LeaseDuration) // counted from before the request, so never later than the server's
+	b.Queue(begin)
+	b.Queue(r.s.sql.memberSeen, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration)
+	b.Queue(r.s.sql.leaseRenew, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration).Query(collectLanes(held))
+	b.Queue(r.s.sql.leaseShares, prepare.Stable, r.sub.name, r.owner).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&sh.members, &sh.rank, &sh.lanes, &sh.free)
+	})
+	b.Queue("commit")
+	if err := r.send(ctx, &b); err != nil {
+		return fmt.Errorf("heartbeat: %w", err)
+	}
+	if sh.lanes == 0 {
+		return ErrUnsubscribed
+	}
+	r.extend(deadline)
+	r.reconcile(held)
+	if r.stopping {
+		return nil
+	}
+	return r.rebalance(ctx, sh)
+}
+
+// reconcile compares what the database says with what the runner thinks.
+func (r *runner) reconcile(held map[int16]int64) {
+	for id, l := range r.lanes {
+		if token, ok := held[id]; !ok || token != l.token {
+			r.lose(l)
+		}
+	}
+	for id, token := range held {
+		if r.lanes[id] == nil {
+			r.lanes[id] = &lane{id: id, token: token}
+		}
+	}
+}
+
+// lose drops a lane. A page that is with the handlers is told, and what comes of it is ignored.
+func (r *runner) lose(l *lane) {
+	r.d.counts.leasesLost.Add(1)
+	if l.cancel != nil {
+		l.cancel(errLaneLost)
+	}
+	delete(r.lanes, l.id)
+}
+
+func (r *runner) rebalance(ctx context.Context, sh shares) error {
+	want := sh.mine()
+	staying := 0
+	for _, l := range r.lanes {
+		l.leaving = false
+		staying++
+	}
+	for _, state := range []laneState{adopting, idle, done, busy} { // those that rest go first
+		for _, l := range r.lanes {
+			if staying > want && l.state == state && !l.leaving {
+				l.leaving = true
+				staying--
+			}
+		}
+	}
+	if staying >= want || sh.free == 0 {
+		return nil
+	}
+	var b pgx.Batch
+	claimed := make(map[int16]int64)
+	b.Queue(begin)
+	b.Queue(r.s.sql.leaseClaim, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration,
+		min(int64(want-staying), sh.free)).Query(collectLanes(claimed))
+	b.Queue("commit")
+	if err := r.send(ctx, &b); err != nil {
+		return fmt.Errorf("claim: %w", err)
+	}
+	for id, token := range claimed {
+		r.lanes[id] = &lane{id: id, token: token}
+	}
+	return nil
+}
+
+// release gives back the lanes that leave and rest, all of them when the runner stops.
+func (r *runner) release(ctx context.Context) error {
+	var lanes []int16
+	var tokens []int64
+	for _, l := range r.lanes {
+		if l.leaving && (l.state == idle || l.state == adopting) {
+			lanes = append(lanes, l.id)
+			tokens = append(tokens, l.token)
+		}
+	}
+	if len(lanes) == 0 && !r.stopping {
+		return nil
+	}
+	var b pgx.Batch
+	b.Queue(begin)
+	b.Queue(r.s.sql.leaseReturn, prepare.Stable, r.sub.name, r.owner, lanes, tokens)
+	if r.stopping {
+		b.Queue(r.s.sql.memberLeave, prepare.Stable, r.sub.name, r.owner)
+	}
+	b.Queue("commit")
+	if err := r.send(ctx, &b); err != nil {
+		return fmt.Errorf("release: %w", err)
+	}
+	for _, id := range lanes {
+		delete(r.lanes, id)
+	}
+	return nil
+}
+
+// collectLanes reads rows of lane and token.
+func collectLanes(into map[int16]int64) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		var lane int16
+		var token int64
+		_, err := pgx.ForEachRow(rows, []any{&lane, &token}, func() error {
+			into[lane] = token
+			return nil
+		})
+		return err
+	}
+}

@@ -1,0 +1,296 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/outbox"
+)
+
+func TestPublishedEventsAreDeliveredWithAllTheyCarry(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{})
+	sub := db.proc.subscribe(t, "mailer", outbox.SubscriptionConfig{})
+	want := outbox.Event{Type: "order.paid", Key: "7", Payload: []byte{0, 1, 255}, Headers: map[string]string{"trace": "ü\"x"}}
+	db.proc.publish(t, want)
+	db.proc.publish(t, outbox.Event{Type: "plain"})
+	rec := newRecorder()
+	d := start(t, sub, outbox.HandlerFunc(rec.handle), outbox.DispatcherConfig{})
+	eventually(t, "two deliveries", func() bool { return rec.n.Load() == 2 })
+	d.stop(t)
+	for _, got := range rec.deliveries() {
+		if got.Subscription != "mailer" || got.Attempt != 1 || time.Since(got.PublishedAt).Abs() > time.Hour || got.Seq < 1 || got.Seq > 2 {
+			t.Errorf("delivery %+v", got)
+		}
+		if got.Type == "plain" {
+			if got.Key != "" || len(got.Payload) != 0 || got.Headers != nil {
+				t.Errorf("plain event came as %+v", got.Event)
+			}
+			continue
+		}
+		if got.Type != want.Type || got.Key != want.Key || string(got.Payload) != string(want.Payload) || got.Headers["trace"] != "ü\"x" {
+			t.Errorf("got %+v, want %+v", got.Event, want)
+		}
+	}
+	if n := db.count(t, "select count(*) from outbox.lease where owner is not null"); n != 0 {
+		t.Errorf("%d leases are still held after Run returned", n)
+	}
+	if n := db.count(t, "select count(*) from outbox.member"); n != 0 {
+		t.Errorf("%d members are left after Run returned", n)
+	}
+}
+
+func TestASecondRunDeliversNothingAgain(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{})
+	sub := db.proc.subscribe(t, "s", outbox.SubscriptionConfig{})
+	for i := range 10 {
+		db.proc.publish(t, events(50, func(j int) string { return fmt.Sprint((i + j) % 7) })...)
+	}
+	rec := newRecorder()
+	d := start(t, sub, outbox.HandlerFunc(rec.handle), outbox.DispatcherConfig{PageSize: 7})
+	eventually(t, "all delivered", func() bool { return rec.n.Load() >= 500 })
+	d.stop(t)
+	d = start(t, sub, outbox.HandlerFunc(rec.handle), outbox.DispatcherConfig{PageSize: 7})
+	db.proc.publish(t, outbox.Event{Type: "last"})
+	eventually(t, "the last", func() bool { return rec.n.Load() >= 501 })
+	d.stop(t)
+	if n := rec.n.Load(); n != 501 {
+		t.Fatalf("%d deliveries of 501 events", n)
+	}
+	for key, seqs := range rec.order {
+		if !slices.IsSorted(seqs) {
+			t.Errorf("key %s came as %v", key, seqs)
+		}
+	}
+}
+
+func TestAbortedTransactionsAndSavepointsNeverDeliver(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{})
+	p := db.proc
+	sub := p.subscribe(t, "s", outbox.SubscriptionConfig{})
+	boom := errors.New("boom")
+	err := p.ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+		if err := p.store.Publish(ctx, tx, outbox.Event{Type: "aborted"}); err != nil {
+			return err
+		}
+		return boom
+	})
+	if !errors.Is(err, boom) {
+		t.Fatal(err)
+	}
+	// A foreign transaction, with a savepoint that is rolled back and one that is not.
+	tx, err := db.conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, keep := range []bool{false, true} {
+		sp, err := tx.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.store.Publish(t.Context(), sp, outbox.Event{Type: fmt.Sprintf("savepoint %v", keep), Key: fmt.Sprint(i)}); err != nil {
+			t.Fatal(err)
+		}
+		if keep {
+			err = sp.Commit(t.Context())
+		} else {
+			err = sp.Rollback(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	rec := newRecorder()
+	d := start(t, sub, outbox.HandlerFunc(rec.handle), outbox.DispatcherConfig{})
+	p.publish(t, outbox.Event{Type: "last"})
+	eventually(t, "two deliveries", func() bool { return rec.n.Load() >= 2 })
+	d.stop(t)
+	var types []string
+	for _, got := range rec.deliveries() {
+		types = append(types, got.Type)
+	}
+	slices.Sort(types)
+	if !slices.Equal(types, []string{"last", "savepoint true"}) {
+		t.Fatalf("delivered %q", types)
+	}
+}
+
+func TestPublishRefusesWhatTheClusterCouldNotBear(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{})
+	p := db.proc
+	publish := func(evs ...outbox.Event) error {
+		return p.ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+			return p.store.Publish(ctx, tx, evs...)
+		})
+	}
+	tooMany, ok := errors.AsType[*outbox.TooManyKeysError](publish(events(257, func(i int) string { return fmt.Sprint(i) })...))
+	if !ok || tooMany.Keys != 257 {
+		t.Fatalf("257 keys: %v", tooMany)
+	}
+	if err := publish(events(600, func(i int) string { return fmt.Sprint(i % 256) })...); err != nil {
+		t.Fatalf("256 keys: %v", err)
+	}
+	for _, bad := range []outbox.Event{{}, {Type: "a\x00"}, {Type: "t", Key: "\xff"}, {Type: "t", Headers: map[string]string{"a": "\x00"}}} {
+		if err := publish(bad); !errors.Is(err, outbox.ErrInvalidEvent) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+	if n := db.count(t, "select count(*) from outbox.event"); n != 600 {
+		t.Errorf("%d events, want 600", n)
+	}
+}
+
+func TestALongTransactionDelaysNobodyAndIsDeliveredWhenItCommits(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{})
+	p := db.proc
+	sub := p.subscribe(t, "s", outbox.SubscriptionConfig{})
+	rec := newRecorder()
+	start(t, sub, outbox.HandlerFunc(rec.handle), outbox.DispatcherConfig{PollInterval: 50 * time.Millisecond})
+	long, err := db.conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = long.Rollback(context.WithoutCancel(t.Context())) }()
+	if err := p.store.Publish(t.Context(), long, outbox.Event{Type: "long", Key: "long"}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 300 { // far more ticks than the floor lags
+		p.publish(t, outbox.Event{Type: "short", Key: fmt.Sprint(i % 5)})
+		if i%20 == 0 {
+			eventually(t, "short ones delivered while the long one is open", func() bool { return rec.n.Load() == int64(i)+1 })
+		}
+	}
+	if err := long.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the long one", func() bool { return rec.n.Load() == 301 })
+}
+
+func TestIdleDispatchersWriteNoTicks(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{})
+	sub := db.proc.subscribe(t, "s", outbox.SubscriptionConfig{})
+	rec := newRecorder()
+	cfg := outbox.DispatcherConfig{PollInterval: 10 * time.Millisecond, LeaseDuration: 100 * time.Millisecond}
+	d := start(t, sub, outbox.HandlerFunc(rec.handle), cfg)
+	start(t, sub, outbox.HandlerFunc(rec.handle), cfg)
+	db.proc.publish(t, events(10, unkeyed)...)
+	eventually(t, "ten deliveries", func() bool { return rec.n.Load() == 10 })
+	settled := func() [2]int64 {
+		return [2]int64{db.count(t, "select count(*) from outbox.tick"), db.count(t, "select count(*) from outbox.cursor")}
+	}
+	var last [2]int64
+	var since time.Time
+	// Both keep renewing leases (every 33 ms) and polling (every 10 ms): transaction ids go on, ticks must not.
+	eventually(t, "no ticks and no progress rows for 1.5 s of renewals", func() bool {
+		if now := settled(); now != last {
+			last, since = now, time.Now()
+		}
+		return time.Since(since) > 1500*time.Millisecond
+	})
+	xid := db.count(t, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+	eventually(t, "renewals", func() bool {
+		return db.count(t, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint") > xid+5
+	})
+	if now := settled(); now != last {
+		t.Errorf("idle: ticks and cursor rows went from %v to %v", last, now)
+	}
+	// The control: something new makes a tick.
+	before := d.Stats().Ticks
+	db.proc.publish(t, outbox.Event{Type: "new"})
+	eventually(t, "delivery", func() bool { return rec.n.Load() == 11 })
+	if n := settled()[0]; n <= last[0] {
+		t.Errorf("an event was delivered without a tick (%d before)", before)
+	}
+}
+
+func TestLanesAreSpreadAndTakenOver(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{Lanes: 16})
+	cfg := outbox.DispatcherConfig{LeaseDuration: 600 * time.Millisecond, PollInterval: 50 * time.Millisecond}
+	shares := func() []int64 {
+		rows, err := db.conn.Query(t.Context(), "select count(*) from outbox.lease where owner is not null and lease_until > now() group by owner order by 1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	rec := newRecorder()
+	procs := make([]*process, 3)
+	run := make([]*running, 3)
+	for i := range procs {
+		procs[i] = newProcess(t, db.url, outbox.Config{})
+		run[i] = start(t, procs[i].subscribe(t, "s", outbox.SubscriptionConfig{}), outbox.HandlerFunc(rec.handle), cfg)
+	}
+	eventually(t, "5, 5 and 6 lanes", func() bool { return slices.Equal(shares(), []int64{5, 5, 6}) })
+	run[1].stop(t) // in order: its lanes are free at once
+	eventually(t, "8 and 8 lanes", func() bool { return slices.Equal(shares(), []int64{8, 8}) })
+	procs[0].Cut() // killed
+	run[0].cancel()
+	killed := time.Now()
+	eventually(t, "16 lanes", func() bool { return slices.Equal(shares(), []int64{16}) })
+	if took := time.Since(killed); took > cfg.LeaseDuration+5*time.Second {
+		t.Errorf("takeover after %v", took)
+	}
+	db.proc.publish(t, events(200, func(i int) string { return fmt.Sprint(i) })...)
+	eventually(t, "all lanes delivered by the last", func() bool { return rec.n.Load() == 200 })
+}
+
+func TestAZombieRecordsNothing(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{Lanes: 1})
+	cfg := outbox.DispatcherConfig{LeaseDuration: 300 * time.Millisecond, PollInterval: 20 * time.Millisecond}
+	zombie := newProcess(t, db.url, outbox.Config{})
+	entered, proceed := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	slow := func(context.Context, outbox.Delivery) error { // ignores its context, as a process that was stopped does
+		once.Do(func() { close(entered) })
+		<-proceed
+		return nil
+	}
+	z := start(t, zombie.subscribe(t, "s", outbox.SubscriptionConfig{}), outbox.HandlerFunc(slow), cfg)
+	db.proc.publish(t, events(3, func(int) string { return "k" })...)
+	<-entered
+	zombie.Cut()
+	rec := newRecorder()
+	start(t, db.proc.subscribe(t, "s", outbox.SubscriptionConfig{}), outbox.HandlerFunc(rec.handle), cfg)
+	eventually(t, "the heir delivers", func() bool { return rec.n.Load() == 3 })
+	var n, token int64
+	row := "select n, token from outbox.cursor order by n desc limit 1"
+	eventually(t, "the heir records", func() bool {
+		return db.count(t, "select count(*) from outbox.cursor where token = 2 and from_tick > 0") > 0
+	})
+	if err := db.conn.QueryRow(t.Context(), row).Scan(&n, &token); err != nil {
+		t.Fatal(err)
+	}
+	zombie.Restore()
+	close(proceed)
+	eventually(t, "the zombie notices", func() bool { return z.Stats().LeasesLost > 0 })
+	db.proc.publish(t, outbox.Event{Type: "after", Key: "k"})
+	eventually(t, "the heir goes on", func() bool { return rec.n.Load() == 4 })
+	if bad := db.count(t, "select count(*) from outbox.cursor where token < 2 and n > 1"); bad != 0 {
+		t.Errorf("the zombie added %d rows of progress", bad)
+	}
+	if token != 2 {
+		t.Errorf("token %d, want 2", token)
+	}
+}

@@ -1,0 +1,14 @@
+-- Takes up to $4 free lanes. The token grows with every change of hands; a lease that ran out instead of being released
+-- is a crash.
+with free as (
+  select l.lane from {schema}.lease l
+  where l.subscription = $1::text and (l.owner is null or l.lease_until <= clock_timestamp())
+  order by l.lane limit $4::integer
+  for update skip locked
+)
+update {schema}.lease l
+set owner = $2::text, token = l.token + 1, lease_until = clock_timestamp() + $3::interval,
+    crashes = l.crashes + case when l.owner is null then 0 else 1 end
+from free
+where l.subscription = $1::text and l.lane = free.lane
+returning l.lane, l.token

@@ -1,0 +1,1 @@
+select version, lanes::integer, hash from {schema}.meta

@@ -1,0 +1,1 @@
+select exists (select 1 from {schema}.subscription where name = $1::text)

@@ -1,0 +1,169 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"regexp"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/prepare"
+)
+
+// WakeUp says how dispatchers in other processes learn that there is something to deliver. Polling goes on either way.
+type WakeUp int8
+
+const (
+	// Notify sends a coalesced NOTIFY after the commit, outside the publishing transaction. It is the default.
+	Notify WakeUp = iota
+	// Poll sends nothing: other processes find the events at their next poll.
+	Poll
+)
+
+// Config of a [Store]. The zero value works.
+type Config struct {
+	// Schema holds the outbox's tables: letters, digits and underscores, not beginning with a digit, at most 63 bytes.
+	// Defaults to "outbox". Case counts. It is also the channel of the wake-ups, see [Store.Channel].
+	Schema string
+
+	// Lanes is how many lanes the log has, and so how many dispatchers of one subscription can share the work: 1 to 1,024. It is
+	// fixed by the first Migrate. 0 takes what the database has, 16 where there is nothing yet; another number than the
+	// database's is a [*ConfigMismatchError].
+	Lanes int
+
+	// WakeUp defaults to [Notify].
+	WakeUp WakeUp
+
+	// Logger defaults to slog.Default(). Payloads and keys are never logged.
+	Logger *slog.Logger
+}
+
+// Store is an outbox in one schema. Safe for concurrent use.
+type Store struct {
+	ex         *executor.Executor
+	schema     string
+	configured int // Config.Lanes
+	wakeUp     WakeUp
+	log        *slog.Logger
+	sql        *statements
+
+	lanes    atomic.Int64  // as verified against the database; 0 before
+	rotation atomic.Uint64 // of the lanes of unkeyed events
+
+	mu      sync.Mutex // guards running; nothing is called under it
+	running map[chan struct{}]struct{}
+}
+
+var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
+
+// New returns a store on an executor. It talks to nobody: the tables are checked at the first use. The executor stays the
+// caller's.
+func New(ex *executor.Executor, cfg Config) (*Store, error) {
+	if ex == nil {
+		return nil, errors.New("outbox: new: no executor")
+	}
+	if cfg.Schema == "" {
+		cfg.Schema = "outbox"
+	}
+	if !identifier.MatchString(cfg.Schema) {
+		return nil, fmt.Errorf("outbox: new: schema %q: want letters, digits and underscores, at most 63", cfg.Schema)
+	}
+	if cfg.Lanes < 0 || cfg.Lanes > 1024 {
+		return nil, fmt.Errorf("outbox: new: %d lanes: want 1 to 1,024, or 0 for the default", cfg.Lanes)
+	}
+	if cfg.WakeUp != Notify && cfg.WakeUp != Poll {
+		return nil, fmt.Errorf("outbox: new: unknown wake-up %d", cfg.WakeUp)
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	s := &Store{
+		ex: ex, schema: cfg.Schema, configured: cfg.Lanes, wakeUp: cfg.WakeUp, log: cfg.Logger,
+		sql: statementsFor(cfg.Schema), running: make(map[chan struct{}]struct{}),
+	}
+	s.rotation.Store(rand.Uint64()) // processes that start together do not fill the same lane
+	return s, nil
+}
+
+// Publish writes events in the caller's transaction: they are delivered if it commits, and never if it does not.
+//
+// With an [executor.Tx] the statement is queued: it rides with COMMIT in the same round trip, and COMMIT returns its error.
+// With any other pgx.Tx it runs at once, and since such a transaction has no commit hook, dispatchers learn of it at their
+// next poll unless the caller calls [Store.Wake] after the commit.
+//
+// All events of one call are one statement. A call takes the advisory locks of its keys in sorted order, so calls do not
+// deadlock with each other; several immediate calls in one transaction, on a plain pgx.Tx, can (40P01), as with any locks.
+// The first call of a store reads, in the transaction, what Migrate fixed.
+//
+// Errors found before anything is sent are [*TooManyKeysError] and [ErrInvalidEvent].
+func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
+	if len(events) == 0 {
+		return nil
+	}
+	lanes, err := s.verify(ctx, tx)
+	if err != nil {
+		return err
+	}
+	c, err := s.columns(events, lanes)
+	if err != nil {
+		return err
+	}
+	sql := s.sql.publishMany
+	args := []any{prepare.Stable, c.lanes, c.locks, c.types, c.keys, c.payloads, c.headers}
+	if len(events) == 1 {
+		sql = s.sql.publishOne
+		args = []any{prepare.Stable, c.lanes[0], c.locks[0], c.types[0], c.keys[0], c.payloads[0], c.headers[0]}
+	}
+	if etx, ok := tx.(executor.Tx); ok {
+		etx.Queue(sql, args...)
+		etx.OnCommit(s.Wake)
+		return nil
+	}
+	if _, err := tx.Exec(ctx, sql, args...); err != nil {
+		return fmt.Errorf("outbox: publish: %w", err)
+	}
+	return nil
+}
+
+// Channel is the NOTIFY channel of the store's wake-ups: the schema's name. Register dispatchers for it with a
+// notify.Listener.
+func (s *Store) Channel() string { return s.schema }
+
+// Wake tells dispatchers to look for events now: those of this store in this process directly, others by NOTIFY unless
+// Config.WakeUp is [Poll]. It never blocks and is coalesced. Only a transaction that is no [executor.Tx] needs it, after its
+// commit.
+func (s *Store) Wake() {
+	s.wakeLocal()
+	if s.wakeUp == Notify {
+		s.ex.Notify(s.Channel(), "")
+	}
+}
+
+func (s *Store) wakeLocal() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.running {
+		select {
+		case c <- struct{}{}:
+		default: // it has a wake-up waiting
+		}
+	}
+}
+
+// listen registers a channel of capacity one for wake-ups, until the returned function is called.
+func (s *Store) listen(c chan struct{}) (stop func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running[c] = struct{}{}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.running, c)
+	}
+}

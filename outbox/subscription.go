@@ -1,0 +1,96 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/bounceproof/bounceproof/executor"
+)
+
+// Start says where a new subscription begins. The zero value is [Earliest].
+type Start struct {
+	now bool
+	at  time.Time
+}
+
+var (
+	// Earliest begins with the oldest event that retention has left.
+	Earliest = Start{}
+	// Now begins with what commits after Subscribe was called.
+	Now = Start{now: true}
+)
+
+// At begins with what committed after the last tick before t: nothing from t on is left out, a little before it may come too.
+// Times before the oldest tick that retention has left are [Earliest].
+func At(t time.Time) Start { return Start{at: t} }
+
+// SubscriptionConfig says how a subscription behaves. The zero value works.
+type SubscriptionConfig struct {
+	// Start counts only when the subscription is created. Defaults to [Earliest].
+	Start Start
+}
+
+// Subscription is a named reader of the whole log with a place of its own in it. Safe for concurrent use.
+type Subscription struct {
+	store *Store
+	name  string
+	lanes int
+}
+
+// Name returns the name.
+func (sub *Subscription) Name() string { return sub.name }
+
+// Subscribe returns the subscription of that name, and creates it if there is none. It is idempotent: call it at every
+// start. The name is any text up to 200 bytes.
+func (s *Store) Subscribe(ctx context.Context, name string, cfg SubscriptionConfig) (*Subscription, error) {
+	if name == "" || len(name) > 200 || !storable(name) {
+		return nil, fmt.Errorf("outbox: subscribe: name %q: want text of 1 to 200 bytes", name)
+	}
+	lanes, err := s.verify(ctx, s.ex)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Start.now { // a transaction of its own: a tick must be the first in it to take an id
+		if _, err := s.tick(ctx); err != nil {
+			return nil, err
+		}
+	}
+	err = s.ex.InTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx executor.Tx) error {
+		return s.subscribe(ctx, tx, name, cfg)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("outbox: subscribe %s: %w", name, err)
+	}
+	return &Subscription{store: s, name: name, lanes: lanes}, nil
+}
+
+func (s *Store) subscribe(ctx context.Context, tx pgx.Tx, name string, cfg SubscriptionConfig) error {
+	// Before anything else: whoever prunes ticks holds it too, so that the tick chosen here stays.
+	if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", lockNamed(s.schema, "subscribe")); err != nil {
+		return err
+	}
+	var exists bool
+	if err := tx.QueryRow(ctx, text(s.schema, "subscription_exists"), name).Scan(&exists); err != nil || exists {
+		return err
+	}
+	var tick int64
+	switch {
+	case cfg.Start.now:
+		if err := tx.QueryRow(ctx, text(s.schema, "tick_newest")).Scan(&tick); err != nil {
+			return err
+		}
+	case !cfg.Start.at.IsZero():
+		if err := tx.QueryRow(ctx, text(s.schema, "tick_before"), cfg.Start.at).Scan(&tick); err != nil {
+			return err
+		}
+	}
+	tag, err := tx.Exec(ctx, text(s.schema, "subscription_create"), name, tick)
+	if err == nil && tag.RowsAffected() == 0 {
+		err = errors.New("no lanes") // a meta row without lanes cannot be
+	}
+	return err
+}
