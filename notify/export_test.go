@@ -1,0 +1,4 @@
+package notify
+
+// Names of internals that tests look at.
+const ProofPrefix = proofPrefix
