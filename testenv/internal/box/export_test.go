@@ -5,3 +5,5 @@ func RunDir() (string, error) {
 	r, err := currentRun()
 	return r.dir, err
 }
+
+const RunPrefix = runPrefix

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"runtime"
 	"strings"
 
+	"github.com/bounceproof/bounceproof/testenv/internal/engine"
 	"github.com/bounceproof/bounceproof/testenv/internal/suite"
 )
 
@@ -78,9 +81,25 @@ func unavailable(o Options, reasons []error) error {
 
 // remedy returns the command that would most likely help.
 func remedy(p suite.Program, version string) string {
-	if s, ok := suite.Of(p, version); ok && !s.Installable() {
-		// Only a container can bring it.
-		return "apt-get install docker.io mmdebstrap && service docker start && make setup"
+	if _, err := engine.Connect(); err == nil {
+		return "make setup"
 	}
-	return "make setup"
+	if s, ok := suite.Of(p, version); ok && s.Installable() {
+		return "apt-get install " + strings.ToLower(string(p))
+	}
+	return EngineRemedy()
+}
+
+// EngineRemedy returns the command that would bring a Docker engine to this machine.
+func EngineRemedy() string {
+	switch {
+	case runtime.GOOS != "linux":
+		return "open -a Docker && make setup" // or whatever brings an engine here
+	case os.Getenv("DOCKER_HOST") != "":
+		return "unset DOCKER_HOST && make setup"
+	}
+	if _, err := exec.LookPath("dockerd"); err == nil {
+		return "service docker start && make setup"
+	}
+	return "apt-get install docker.io mmdebstrap && make setup"
 }

@@ -108,6 +108,13 @@ func Installed(ctx context.Context, p suite.Program) []string {
 	return vs
 }
 
+// ForgetInstalled makes the next look at what is installed a new one.
+func ForgetInstalled() {
+	localMu.Lock()
+	defer localMu.Unlock()
+	clear(localKnown)
+}
+
 // open makes a directory for the server, owned by the user it will run as.
 func (l local) open(_ context.Context, o Options) (*Box, error) {
 	r, err := currentRun()

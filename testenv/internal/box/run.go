@@ -9,6 +9,9 @@ import (
 	"sync"
 )
 
+// runPrefix begins the names of the directories of runs.
+const runPrefix = "bounceproof-testenv-"
+
 // pidSuffix ends the names of the files that hold the process ids of local servers.
 const pidSuffix = ".pid"
 
@@ -23,7 +26,7 @@ var currentRun = sync.OnceValues(func() (run, error) {
 	var random [6]byte
 	_, _ = rand.Read(random[:]) // never fails
 	id := hex.EncodeToString(random[:])
-	r := run{id: id, dir: filepath.Join(os.TempDir(), "bounceproof-"+id)}
+	r := run{id: id, dir: filepath.Join(os.TempDir(), runPrefix+id)}
 	// Servers run as another user, so they must be able to pass through; what is inside is closed.
 	if err := os.Mkdir(r.dir, 0o711); err != nil {
 		return run{}, fmt.Errorf("testenv: %w", err)

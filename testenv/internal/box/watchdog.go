@@ -132,3 +132,19 @@ func Sweep() error {
 	}
 	return nil
 }
+
+// SweepAll removes what all runs on this machine have left, also of those that are still going on.
+func SweepAll(ctx context.Context) error {
+	var errs []error
+	if e, err := engine.Connect(); err == nil {
+		errs = append(errs, e.RemoveAll(ctx))
+	}
+	for _, base := range []string{os.TempDir(), "/var/tmp"} {
+		dirs, _ := filepath.Glob(filepath.Join(base, runPrefix+"*")) // the only error is a bad pattern
+		for _, dir := range dirs {
+			id := strings.TrimPrefix(filepath.Base(dir), runPrefix)
+			errs = append(errs, (run{id: id, dir: filepath.Join(os.TempDir(), filepath.Base(dir))}).sweep())
+		}
+	}
+	return errors.Join(errs...)
+}

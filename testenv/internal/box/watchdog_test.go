@@ -101,7 +101,7 @@ func testEnd(t *testing.T, runtime, how string) {
 		t.Fatal(err)
 	}
 	direct, pooled, dir := awaitServers(t, stdout)
-	id := strings.TrimPrefix(filepath.Base(dir), "bounceproof-")
+	id := strings.TrimPrefix(filepath.Base(dir), box.RunPrefix)
 
 	// The control: all is there while the child lives.
 	for _, url := range []string{direct, pooled} {

@@ -72,11 +72,14 @@ func mirrors() []string {
 	return list
 }
 
+// ErrNoMmdebstrap says that an image could not be built without a registry for want of one program.
+var ErrNoMmdebstrap = errors.New("mmdebstrap is not installed (apt-get install mmdebstrap)")
+
 // importDebian makes the base with mmdebstrap, which needs only a Debian mirror.
 func (e *Engine) importDebian(ctx context.Context, s suite.Suite, base string) error {
 	program, err := exec.LookPath("mmdebstrap")
 	if err != nil {
-		return errors.New("mmdebstrap is not installed (apt-get install mmdebstrap)")
+		return ErrNoMmdebstrap
 	}
 	var errs []error
 	for _, mirror := range mirrors() {
