@@ -3,7 +3,6 @@ package prepare
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"sync/atomic"
 
@@ -88,11 +87,22 @@ func (s *Statement) describe(sql string, paramOIDs []uint32, fields []pgconn.Fie
 // leaves the transaction as aborted as it would be in pgx; with none the connection's state does not change. A pgx PrepareTracer of
 // the connection sees it. Errors are the server's, unwrapped.
 func (s *Statement) Learn(ctx context.Context, c *Conn, begin []string) (*Description, error) {
+	if len(begin) > 0 {
+		if err := c.LearnAll(ctx, []*Statement{s}, begin); err != nil {
+			return nil, err
+		}
+		return s.Description(), nil
+	}
 	sql := s.text(s.gen.Load())
 	if c.prepareTracer != nil {
 		ctx = c.prepareTracer.TracePrepareStart(ctx, c.conn, pgx.TracePrepareStartData{SQL: sql})
 	}
-	sd, err := c.learn(ctx, sql, begin)
+	c.Learns++
+	sd, err := c.pg.Prepare(ctx, "", sql, nil)
+	var prepareErr *pgconn.PrepareError
+	if errors.As(err, &prepareErr) {
+		err = prepareErr.Unwrap()
+	}
 	if c.prepareTracer != nil {
 		c.prepareTracer.TracePrepareEnd(ctx, c.conn, pgx.TracePrepareEndData{Err: err})
 	}
@@ -104,63 +114,67 @@ func (s *Statement) Learn(ctx context.Context, c *Conn, begin []string) (*Descri
 	return d, nil
 }
 
-// learn is the round trip of Learn.
-func (c *Conn) learn(ctx context.Context, sql string, begin []string) (*pgconn.StatementDescription, error) {
-	c.Learns++
-	if len(begin) == 0 {
-		sd, err := c.pg.Prepare(ctx, "", sql, nil)
-		var prepareErr *pgconn.PrepareError
-		if errors.As(err, &prepareErr) {
-			err = prepareErr.Unwrap()
+// LearnAll learns several statements in one round trip, with begin in front, see [Statement.Learn]. A failure of one is the error of all.
+func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin []string) error {
+	texts := make([]string, len(sts))
+	ctxs := make([]context.Context, len(sts))
+	for i, st := range sts {
+		texts[i], ctxs[i] = st.text(st.gen.Load()), ctx
+		if c.prepareTracer != nil {
+			ctxs[i] = c.prepareTracer.TracePrepareStart(ctx, c.conn, pgx.TracePrepareStartData{SQL: texts[i]})
 		}
-		return sd, err
 	}
+	sds, err := c.learn(ctx, texts, begin)
+	for i, st := range sts {
+		if i < len(sds) {
+			st.desc.Store(st.describe(texts[i], sds[i].ParamOIDs, sds[i].Fields))
+		}
+		if c.prepareTracer != nil {
+			var itsErr error
+			if i >= len(sds) {
+				itsErr = err
+			}
+			c.prepareTracer.TracePrepareEnd(ctxs[i], c.conn, pgx.TracePrepareEndData{Err: itsErr})
+		}
+	}
+	return err
+}
+
+// learn is the round trip of LearnAll. It returns the descriptions up to the first that failed.
+func (c *Conn) learn(ctx context.Context, texts, begin []string) ([]*pgconn.StatementDescription, error) {
 	p := c.pg.StartPipeline(ctx)
 	for _, text := range begin {
 		p.SendQueryParams(text, nil, nil, nil, nil)
 	}
-	p.SendPrepare("", sql, nil)
+	for _, text := range texts {
+		c.Learns++
+		p.SendPrepare("", text, nil)
+	}
 	if err := p.Sync(); err != nil {
 		return nil, err
 	}
-	var sd *pgconn.StatementDescription
-	var first error
-	for {
-		res, err := p.GetResults()
-		if err != nil {
-			first = cmpErr(first, err)
-			var pgErr *pgconn.PgError
-			if !errors.As(err, &pgErr) {
-				break
+	var sds []*pgconn.StatementDescription
+	err := func() error {
+		for {
+			res, err := p.GetResults()
+			if err != nil || res == nil {
+				return err
 			}
-			continue
-		}
-		if res == nil {
-			break
-		}
-		switch res := res.(type) {
-		case *pgconn.StatementDescription:
-			sd = res
-		case *pgconn.ResultReader:
-			if _, err := res.Close(); err != nil {
-				first = cmpErr(first, err)
+			switch res := res.(type) {
+			case *pgconn.StatementDescription:
+				sds = append(sds, res)
+			case *pgconn.ResultReader:
+				if _, err := res.Close(); err != nil {
+					return err
+				}
 			}
-		case *pgconn.PipelineSync:
 		}
+	}()
+	if closeErr := p.Close(); err == nil {
+		err = closeErr
 	}
-	if err := p.Close(); err != nil {
-		first = cmpErr(first, err)
+	if err == nil && len(sds) < len(texts) {
+		err = errors.New("prepare: learn: the server sent too few descriptions")
 	}
-	if first == nil && sd == nil {
-		first = fmt.Errorf("prepare: learn: the server sent no description")
-	}
-	return sd, first
-}
-
-// cmpErr keeps the first error.
-func cmpErr(first, next error) error {
-	if first != nil {
-		return first
-	}
-	return next
+	return sds, err
 }

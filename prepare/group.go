@@ -55,7 +55,7 @@ func (g *Group) Add(e Execution) error {
 	it.formats = e.Formats.choose(e.Description.sd.Fields, it.eqb.ResultFormats)
 	switch e.Strategy {
 	case Named:
-		it.parse = !g.parsed(it.name) && !g.c.Knows(it.name)
+		it.parse = !g.parsed(it.name) && (e.Reparse || !g.c.Knows(it.name))
 	case Shared, SharedParse:
 		it.parse = !g.parsed(it.name)
 	case Unprepared:
@@ -95,27 +95,17 @@ func (g *Group) Send(ctx context.Context) error {
 	c := g.c
 	g.sent = true
 	g.p = c.pg.StartPipeline(ctx)
-	// BEGIN goes before everything else, the owed Closes included: BEGIN ISOLATION LEVEL fails after anything that took a snapshot
-	// (25001), and a Parse takes one.
-	for i := range g.items {
-		it := &g.items[i]
-		if it.text == "" {
-			break
-		}
-		g.p.SendQueryParams(it.text, nil, nil, nil, nil)
+	for _, name := range c.closes {
+		g.p.SendDeallocate(name)
 	}
-	g.next = 0
-	started := false
+	c.closes = c.closes[:0]
 	for i := range g.items {
 		it := &g.items[i]
-		if it.text != "" {
-			if started {
-				g.p.SendQueryParams(it.text, nil, nil, nil, nil)
-			}
-			continue
-		}
-		started = true
 		switch {
+		case it.text != "":
+			// In its place: BEGIN ISOLATION LEVEL fails after anything that took a snapshot (25001), and a Parse takes one.
+			g.p.SendQueryParams(it.text, nil, nil, nil, nil)
+			continue
 		case it.params:
 			c.Parses++
 			g.p.SendQueryParams(it.e.Description.sd.SQL, it.eqb.ParamValues, it.e.Description.sd.ParamOIDs, it.eqb.ParamFormats, it.formats)
@@ -127,10 +117,6 @@ func (g *Group) Send(ctx context.Context) error {
 		}
 		g.p.SendQueryPrepared(it.name, it.eqb.ParamValues, it.eqb.ParamFormats, it.formats)
 	}
-	for _, name := range c.closes {
-		g.p.SendDeallocate(name)
-	}
-	c.closes = c.closes[:0]
 	if err := g.p.Sync(); err != nil {
 		g.fail(err)
 		return err
@@ -199,10 +185,21 @@ func (g *Group) Close() error {
 	return g.err
 }
 
-// DescriptionOf returns the description of the item whose result Next returns next, or nil for a text.
-func (g *Group) DescriptionOf(i int) *Description {
-	if i >= len(g.items) {
-		return nil
+// Executions returns the executions of the group in order, without its texts.
+func (g *Group) Executions() []Execution {
+	var es []Execution
+	for i := range g.items {
+		if g.items[i].text == "" {
+			es = append(es, g.items[i].e)
+		}
 	}
-	return g.items[i].e.Description
+	return es
+}
+
+// Failed returns the execution that the first failure belongs to; false if it was a text's, or the whole group's.
+func (g *Group) Failed() (Execution, bool) {
+	if g.err == nil || g.next >= len(g.items) || g.items[g.next].text != "" {
+		return Execution{}, false
+	}
+	return g.items[g.next].e, true
 }

@@ -74,7 +74,10 @@ type Execution struct {
 	Strategy    Strategy
 	// Direct is true on a connection that leads to a PostgreSQL backend of its own, where the server refuses a plan whose result has
 	// changed since this connection's own Parse. Only there may the Describe be left out.
-	Direct  bool
+	Direct bool
+	// Reparse sends Close and Parse under [Named] even for a name that the connection knows: for several statements in one group, which
+	// cannot be run again once the first result has been handed out.
+	Reparse bool
 	Args    []any
 	Formats Formats
 }

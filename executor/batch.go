@@ -1,0 +1,523 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/prepare"
+)
+
+// SendBatch sends all queued queries in one flush, as pgxpool.Pool.SendBatch does, after learning the texts the executor does not know in
+// one round trip more. Items take prepare.Stable and a QueryRewriter as leading arguments. Batch.BeginTx is honoured: the transaction of
+// BatchResults.Tx is a [Tx].
+//
+// A batch is run again unseen, once, when a prepared statement was lost, as long as no result has reached the caller and no item is
+// transaction control. That covers a failure of the first item, and with Close as the only call any item's.
+func (ex *Executor) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	opts, begins := batchTx(b)
+	if begins {
+		if ex.latch.Decision().Topology.Mode == fallback.ModeStatement {
+			return pgx.FailedBatchResults(b, ErrStatementMode)
+		}
+		t, err := ex.begin(ctx, opts)
+		if err != nil {
+			return pgx.FailedBatchResults(b, err)
+		}
+		// The batch's first item is BEGIN itself.
+		t.opening, t.pending, t.traced = nil, nil, true
+		br := &batchResults{ex: ex, t: t, begins: true, s: &t.s, b: b, ctx: ctx}
+		br.start()
+		return br
+	}
+	s, err := ex.acquire(ctx)
+	if err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	br := &batchResults{ex: ex, s: &s, b: b, ctx: ctx}
+	br.start()
+	return br
+}
+
+// SendBatch sends a batch in the transaction, as in pgx.
+func (t *tx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	_, begins := batchTx(b)
+	switch {
+	case t.closed:
+		return pgx.FailedBatchResults(b, pgx.ErrTxClosed)
+	case begins:
+		return pgx.FailedBatchResults(b, errors.New("Batch.BeginTx cannot be used within a transaction"))
+	case t.statementMode():
+		return pgx.FailedBatchResults(b, ErrStatementMode)
+	}
+	for _, item := range b.QueuedQueries {
+		if len(t.queue) > 0 && cutsTransaction(item.SQL) {
+			if err := t.flushQueue(ctx); err != nil {
+				return pgx.FailedBatchResults(b, err)
+			}
+		}
+	}
+	t.traceBegin(ctx)
+	br := &batchResults{ex: t.ex, t: t, s: &t.s, b: b, ctx: ctx}
+	br.start()
+	return br
+}
+
+// batchTx returns the options that Batch.BeginTx was called with. pgx keeps them to itself; reading them by reflection is the only way to
+// honour the call, and a pgx that renames the field makes the test of BeginTx fail.
+func batchTx(b *pgx.Batch) (opts pgx.TxOptions, begins bool) {
+	f := reflect.ValueOf(b).Elem().FieldByName("txOptions")
+	if !f.IsValid() || f.IsNil() {
+		return opts, false
+	}
+	opts.BeginQuery = b.QueuedQueries[0].SQL
+	opts.CommitQuery = f.Elem().FieldByName("CommitQuery").String()
+	return opts, true
+}
+
+// batchItem is one query of a batch; a text goes as it is, without being learnt.
+type batchItem struct {
+	q    call
+	a    attempt
+	text bool
+}
+
+// batchResults are the results of a batch. Not safe for concurrent use.
+type batchResults struct {
+	ex     *Executor
+	t      *tx // nil outside a transaction
+	begins bool
+	s      *session
+	b      *pgx.Batch
+	ctx    context.Context
+	tracer pgx.BatchTracer
+
+	items     []batchItem
+	g         *prepare.Group
+	first     *pgconn.ResultReader // the first result, read ahead
+	last      *rows                // the rows handed out last
+	next      int                  // the item whose result is next
+	delivered bool                 // a result has reached the caller
+	control   bool                 // an item is transaction control
+	err       error
+	closed    bool
+}
+
+var _ pgx.BatchResults = (*batchResults)(nil)
+
+// start sends the batch and reads up to the first result, at most twice.
+func (br *batchResults) start() {
+	if br.tracer = br.s.c.BatchTracer(); br.tracer != nil {
+		br.ctx = br.tracer.TraceBatchStart(br.ctx, br.s.c.Conn(), pgx.TraceBatchStartData{Batch: br.b})
+	}
+	br.items = make([]batchItem, len(br.b.QueuedQueries))
+	for i, item := range br.b.QueuedQueries {
+		it := &br.items[i]
+		it.q = readCall(item.SQL, item.Arguments)
+		if err := it.q.rewrite(br.ctx, br.s.c.Conn()); err != nil {
+			br.fail(err)
+			return
+		}
+		if br.t != nil {
+			it.q.sql = br.t.alias(it.q.sql)
+		}
+		it.text = len(it.q.args) == 0 && isControl(it.q.sql)
+		br.control = br.control || it.text
+	}
+	if len(br.items) == 0 {
+		return
+	}
+	for {
+		failed, err := br.send()
+		if err == nil {
+			br.first, err = br.g.Next()
+			failed = br.attemptAt(0)
+			br.ex.count(br.s.c)
+		}
+		if err == nil {
+			return
+		}
+		if !br.again(failed, err) {
+			return
+		}
+	}
+}
+
+// attemptAt returns the attempt of item i, nil for a text and beyond the end.
+func (br *batchResults) attemptAt(i int) *attempt {
+	if i < 0 || i >= len(br.items) || br.items[i].text {
+		return nil
+	}
+	return &br.items[i].a
+}
+
+// again judges a failure and reports whether the batch is to be sent once more; if not, the failure is kept.
+func (br *batchResults) again(failed *attempt, err error) bool {
+	if br.g != nil {
+		_ = br.g.Close()
+		br.g = nil
+		if br.t != nil {
+			br.t.sent(err)
+		}
+	}
+	br.first = nil
+	if failed == nil {
+		failed = &attempt{stage: stageSent, runs: maxRuns}
+	}
+	phase := fallback.PhaseAlone
+	switch {
+	case br.t != nil && (br.t.begun || !br.begins):
+		phase = br.t.phase()
+	case br.control:
+		phase = fallback.PhaseInside
+	}
+	if phase == fallback.PhaseBegin || br.begins {
+		phase = fallback.PhaseInside // only a single first statement is redone
+	}
+	again, err := br.ex.judge(br.ctx, br.s, failed, phase, err)
+	if !again {
+		if br.t != nil {
+			br.t.virgin = false
+			err = br.t.fail(failed, err)
+		}
+		br.fail(err)
+		return false
+	}
+	if failed.forced {
+		for i := range br.items {
+			br.items[i].a.strategy, br.items[i].a.forced = failed.strategy, true
+		}
+	}
+	return true
+}
+
+// send learns what is not known, fills the group and flushes it. It returns the attempt that failed.
+func (br *batchResults) send() (*attempt, error) {
+	c := br.s.c
+	if a, err := br.learn(); err != nil {
+		return a, err
+	}
+	g := c.NewGroup()
+	if br.t != nil {
+		for _, text := range br.t.pending {
+			g.AddText(text)
+		}
+	}
+	for i := range br.items {
+		it := &br.items[i]
+		if it.text {
+			g.AddText(it.q.sql)
+			continue
+		}
+		it.a.stage = stageLearn
+		if err := br.ex.prepareAttempt(br.ctx, c, &it.q, &it.a, nil); err != nil {
+			return &it.a, err
+		}
+		it.a.stage = stageEncode
+		e := br.ex.execution(&it.q, &it.a)
+		e.Reparse = it.a.decision.Pooled
+		if err := g.Add(e); err != nil {
+			return &it.a, err
+		}
+	}
+	for i := range br.items {
+		br.items[i].a.stage = stageSent
+	}
+	br.g = g
+	if err := g.Send(br.ctx); err != nil {
+		return nil, err
+	}
+	if br.t == nil {
+		return nil, nil
+	}
+	for range br.t.pending {
+		rr, err := g.Next()
+		if err == nil {
+			_, err = rr.Close()
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	br.t.begun, br.t.pending = !br.begins, nil
+	return nil, nil
+}
+
+// learn asks for all descriptions that are missing in one round trip.
+func (br *batchResults) learn() (*attempt, error) {
+	var missing []*prepare.Statement
+	var whose *attempt
+	seen := map[*prepare.Statement]bool{}
+	for i := range br.items {
+		it := &br.items[i]
+		if it.text {
+			continue
+		}
+		if it.a.st == nil {
+			it.a.st = br.ex.catalog.Lookup(it.q.sql, it.q.stable())
+		}
+		if it.a.st.Description() != nil || seen[it.a.st] {
+			continue
+		}
+		seen[it.a.st] = true
+		missing = append(missing, it.a.st)
+		it.a.fresh, it.a.stage = true, stageLearn
+		whose = &it.a
+	}
+	if len(missing) == 0 {
+		return nil, nil
+	}
+	var begin []string
+	if br.t != nil {
+		begin = br.t.pending
+	}
+	err := br.s.c.LearnAll(br.ctx, missing, begin)
+	br.ex.count(br.s.c)
+	if br.t != nil {
+		br.t.sent(err)
+	}
+	return whose, err
+}
+
+// fail keeps the first error.
+func (br *batchResults) fail(err error) {
+	if br.err == nil {
+		br.err = err
+	}
+}
+
+// reader returns the next item's result.
+func (br *batchResults) reader() (*pgconn.ResultReader, error) {
+	if br.last != nil {
+		br.last.Close()
+		br.last = nil
+	}
+	switch {
+	case br.err != nil:
+		return nil, br.err
+	case br.closed:
+		return nil, errors.New("batch already closed")
+	case br.next >= len(br.items):
+		return nil, errors.New("no more results in batch")
+	}
+	rr := br.first
+	br.first = nil
+	if rr == nil {
+		var err error
+		if rr, err = br.g.Next(); err != nil {
+			br.judgeItem(br.next, err)
+			br.next++
+			return nil, br.err
+		}
+	}
+	br.next++
+	return rr, nil
+}
+
+// judgeItem keeps the error of item i, after the latch and the catalog have heard of it.
+func (br *batchResults) judgeItem(i int, err error) {
+	a := br.attemptAt(i)
+	if a == nil {
+		a = &attempt{stage: stageSent}
+	}
+	a.runs = maxRuns
+	phase := fallback.PhaseInside
+	if br.t == nil && !br.control {
+		phase = fallback.PhaseAlone
+	}
+	_, err = br.ex.judge(br.ctx, br.s, a, phase, err)
+	if br.t != nil {
+		err = br.t.fail(a, err)
+	}
+	br.fail(err)
+}
+
+// ended counts and traces the end of item i.
+func (br *batchResults) ended(i int, start time.Time, tag pgconn.CommandTag, err error) {
+	if err == nil {
+		if a := br.attemptAt(i); a != nil {
+			br.ex.succeeded(br.ctx, a)
+		} else {
+			br.ex.counters.passed.Add(1)
+		}
+	}
+	if br.tracer != nil {
+		item := br.b.QueuedQueries[i]
+		br.tracer.TraceBatchQuery(br.ctx, br.s.c.Conn(), pgx.TraceBatchQueryData{
+			SQL: item.SQL, Args: item.Arguments, CommandTag: tag, Err: err, ReadStartTime: start,
+		})
+	}
+}
+
+// Exec reads the next result as if the query had been sent with Exec.
+func (br *batchResults) Exec() (pgconn.CommandTag, error) {
+	br.delivered = true
+	return br.exec()
+}
+
+func (br *batchResults) exec() (pgconn.CommandTag, error) {
+	i, start := br.next, time.Now()
+	rr, err := br.reader()
+	var tag pgconn.CommandTag
+	if err == nil {
+		if tag, err = rr.Close(); err != nil {
+			br.judgeItem(i, err)
+			err = br.err
+		}
+	}
+	if i < len(br.items) && br.next > i {
+		br.ended(i, start, tag, err)
+	}
+	return tag, err
+}
+
+// Query reads the next result as if the query had been sent with Query.
+func (br *batchResults) Query() (pgx.Rows, error) {
+	r := br.query()
+	return r, r.err
+}
+
+func (br *batchResults) query() *rows {
+	br.delivered = true
+	i, start := br.next, time.Now()
+	rr, err := br.reader()
+	r := &rows{conn: br.s.c.Conn()}
+	if err != nil {
+		r.fail(err)
+		if i < len(br.items) && br.next > i {
+			br.ended(i, start, r.tag, err)
+		}
+		return r
+	}
+	r.inner = pgx.RowsFromResultReader(br.s.c.TypeMap(), rr)
+	br.last = r
+	r.onClose = func(r *rows) {
+		var pgErr *pgconn.PgError
+		if r.err != nil && (errors.As(r.err, &pgErr) || br.s.c.PgConn().IsClosed()) {
+			br.judgeItem(i, r.err)
+			r.err = br.err
+		}
+		br.ended(i, start, r.tag, r.err)
+	}
+	return r
+}
+
+// QueryRow reads the next result as if the query had been sent with QueryRow.
+func (br *batchResults) QueryRow() pgx.Row { return (*row)(br.query()) }
+
+// Tx returns the transaction that Batch.BeginTx began, or nil.
+func (br *batchResults) Tx() pgx.Tx {
+	if !br.begins {
+		return nil
+	}
+	return br.t
+}
+
+// Close reads what is left, runs the items' functions, and frees the connection. It returns the batch's first error; again the second time.
+func (br *batchResults) Close() error {
+	if br.closed {
+		return br.err
+	}
+	if br.last != nil {
+		br.last.Close()
+		br.last = nil
+	}
+	br.drain()
+	br.closed = true
+	if br.g != nil {
+		if err := br.g.Close(); err != nil && br.err == nil {
+			br.judgeItem(len(br.items), err)
+		}
+	}
+	br.ex.count(br.s.c)
+	if br.tracer != nil {
+		br.tracer.TraceBatchEnd(br.ctx, br.s.c.Conn(), pgx.TraceBatchEndData{Err: br.err})
+	}
+	switch {
+	case br.begins:
+		br.t.sent(br.err)
+		if !br.t.begun {
+			br.t.release() // it failed before it began
+		}
+	case br.t != nil:
+		br.t.virgin = false
+	case br.s.pooled != nil:
+		br.s.pooled.Release()
+	}
+	return br.err
+}
+
+// drain reads what is left. While nothing has reached the caller, and no function would see it, a batch that lost a statement at any item
+// is sent once more.
+func (br *batchResults) drain() {
+	silent := !br.delivered && br.t == nil && !br.control
+	for i := br.next; silent && i < len(br.b.QueuedQueries); i++ {
+		silent = br.b.QueuedQueries[i].Fn == nil
+	}
+	if silent && br.tracer == nil {
+		br.drainSilently()
+	}
+	for br.err == nil && br.next < len(br.items) {
+		item := br.b.QueuedQueries[br.next]
+		if item.Fn == nil {
+			_, _ = br.exec()
+			continue
+		}
+		br.delivered = true
+		if err := item.Fn(br); err != nil {
+			br.fail(err)
+		}
+	}
+}
+
+// drainSilently reads all results to the end of the group, at most twice.
+func (br *batchResults) drainSilently() {
+	for br.err == nil && br.next < len(br.items) {
+		rr := br.first
+		br.first = nil
+		var err error
+		if rr == nil {
+			rr, err = br.g.Next()
+		}
+		if err == nil {
+			_, err = rr.Close()
+		}
+		if err == nil {
+			br.next++
+			continue
+		}
+		failed := br.attemptAt(br.next)
+		br.next = 0
+		for br.again(failed, err) {
+			if failed, err = br.send(); err == nil {
+				break
+			}
+		}
+	}
+	if br.err == nil {
+		for i := range br.items {
+			if a := br.attemptAt(i); a != nil {
+				br.ex.succeeded(br.ctx, a)
+			}
+		}
+	}
+}
+
+// isControl reports whether a text begins, ends or cuts a transaction, or sets something for it: what is sent as it is, in its place.
+func isControl(sql string) bool {
+	word := strings.TrimSpace(sql)
+	if i := strings.IndexFunc(word, func(r rune) bool { return r|0x20 < 'a' || r|0x20 > 'z' }); i >= 0 {
+		word = word[:i]
+	}
+	switch strings.ToLower(word) {
+	case "begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release", "prepare", "set":
+		return true
+	}
+	return false
+}

@@ -1,0 +1,214 @@
+package executor
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/bounceproof/bounceproof/prepare"
+)
+
+// CopyFrom copies rows into a table, as pgxpool.Pool.CopyFrom does. The columns' types are the executor's knowledge, learnt without a
+// name: pgx's own prepares a named statement, which behind a pooler that forwards names fails with 42P05. After an error the connection
+// is closed, because on PgBouncer up to 1.25 what was still on its way can reach another server (pgbouncer#1470).
+func (ex *Executor) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	s, err := ex.acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer s.pooled.Release()
+	n, err := ex.copyFrom(ctx, s.c, nil, table, columns, src)
+	if err != nil && ex.latch.Decision().Pooled {
+		_ = s.c.PgConn().Close(ctx)
+	}
+	return n, err
+}
+
+// CopyFrom copies rows into a table in the transaction, as in pgx.
+func (t *tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	switch {
+	case t.closed:
+		return 0, pgx.ErrTxClosed
+	case t.statementMode():
+		return 0, ErrStatementMode
+	}
+	t.traceBegin(ctx)
+	t.virgin = false
+	return t.ex.copyFrom(ctx, t.s.c, t, table, columns, src)
+}
+
+// copyFrom is CopyFrom on a connection; t is nil outside a transaction.
+func (ex *Executor) copyFrom(
+	ctx context.Context, c *prepare.Conn, t *tx, table pgx.Identifier, columns []string, src pgx.CopyFromSource,
+) (n int64, err error) {
+	ex.counters.passed.Add(1)
+	if tracer := c.CopyFromTracer(); tracer != nil {
+		ctx = tracer.TraceCopyFromStart(ctx, c.Conn(), pgx.TraceCopyFromStartData{TableName: table, ColumnNames: columns})
+		var tag pgconn.CommandTag
+		defer func() {
+			if err == nil {
+				tag = pgconn.NewCommandTag(fmt.Sprintf("COPY %d", n))
+			}
+			tracer.TraceCopyFromEnd(ctx, c.Conn(), pgx.TraceCopyFromEndData{CommandTag: tag, Err: err})
+		}()
+	}
+	quoted := make([]string, len(columns))
+	for i, column := range columns {
+		quoted[i] = pgx.Identifier{column}.Sanitize()
+	}
+	list, target := strings.Join(quoted, ", "), table.Sanitize()
+
+	st := ex.catalog.Peek("select " + list + " from " + target)
+	d := st.Description()
+	if d == nil {
+		var begin []string
+		if t != nil {
+			begin = t.pending
+		}
+		d, err = st.Learn(ctx, c, begin)
+		ex.count(c)
+		if t != nil {
+			t.sent(err)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("statement description failed: %w", err)
+		}
+	}
+	if t != nil {
+		if err := t.flush(ctx); err != nil {
+			return 0, err
+		}
+	}
+	r := &copyReader{m: c.TypeMap(), fields: d.Fields(), src: src}
+	tag, err := c.PgConn().CopyFrom(ctx, r, "copy "+target+" ( "+list+" ) from stdin binary;")
+	r.stop()
+	if err != nil {
+		st.Forget(d) // it may be stale, and the rows are spent: the caller's next try learns again
+	}
+	return tag.RowsAffected(), err
+}
+
+// copyReader writes the rows of a source in PostgreSQL's binary COPY format (src/backend/commands/copyto.c), as they are read.
+type copyReader struct {
+	m      *pgtype.Map
+	fields []pgconn.FieldDescription
+	src    pgx.CopyFromSource
+
+	// pgconn reads on a goroutine of its own, which after a lost connection may outlive the call.
+	mu      sync.Mutex
+	started bool
+	stopped bool
+	buf     []byte
+	at      int // of buf, what has been read
+	err     error
+}
+
+// copyHeader is the format's signature, flags, and length of the (empty) header extension.
+const copyHeader = "PGCOPY\n\xff\r\n\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+
+// Read fills p with whole or part rows.
+func (r *copyReader) Read(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopped {
+		return 0, io.ErrClosedPipe
+	}
+	if !r.started {
+		r.started = true
+		r.buf = append(r.buf, copyHeader...)
+	}
+	for len(r.buf)-r.at < len(p) && r.err == nil {
+		r.buf = append(r.buf[:0], r.buf[r.at:]...)
+		r.at = 0
+		r.err = r.row()
+	}
+	n := copy(p, r.buf[r.at:])
+	r.at += n
+	if n == 0 {
+		return 0, r.err
+	}
+	return n, nil
+}
+
+// stop ends reading: no method of the source is called after it returns.
+func (r *copyReader) stop() {
+	r.mu.Lock()
+	r.stopped = true
+	r.mu.Unlock()
+}
+
+// row appends the next row, or returns why there is none.
+func (r *copyReader) row() error {
+	if !r.src.Next() {
+		if err := r.src.Err(); err != nil {
+			return err
+		}
+		return io.EOF
+	}
+	values, err := r.src.Values()
+	if err != nil {
+		return err
+	}
+	if len(values) != len(r.fields) {
+		return fmt.Errorf("expected %d values, got %d values", len(r.fields), len(values))
+	}
+	start := len(r.buf)
+	r.buf = binary.BigEndian.AppendUint16(r.buf, uint16(len(values))) //nolint:gosec // a table has at most 1600 columns
+	for i, value := range values {
+		if err := r.value(r.fields[i].DataTypeOID, value); err != nil {
+			r.buf = r.buf[:start]
+			return err
+		}
+	}
+	return nil
+}
+
+// value appends one value: its length and its bytes, or -1 for NULL.
+func (r *copyReader) value(oid uint32, value any) error {
+	at := len(r.buf)
+	r.buf = append(r.buf, 0xff, 0xff, 0xff, 0xff)
+	buf, err := r.m.Encode(oid, pgtype.BinaryFormatCode, value, r.buf)
+	if err != nil {
+		var textErr error
+		if buf, textErr = r.viaText(oid, value); textErr != nil {
+			return err
+		}
+	}
+	if buf != nil {
+		r.buf = buf
+		binary.BigEndian.PutUint32(r.buf[at:], uint32(len(r.buf)-at-4)) //nolint:gosec // a field has at most 1 GB
+	}
+	return nil
+}
+
+// viaText appends a value that has only a text form for this type, by reading that form back into a value that has a binary one.
+func (r *copyReader) viaText(oid uint32, value any) ([]byte, error) {
+	text, ok := value.(string)
+	if !ok {
+		buf, err := r.m.Encode(oid, pgtype.TextFormatCode, value, nil)
+		if err != nil {
+			return nil, err
+		}
+		text = string(buf)
+	}
+	if typ, ok := r.m.TypeForOID(oid); ok {
+		if _, ok := typ.Codec.(*pgtype.ArrayCodec); ok {
+			var array pgtype.Array[any] // keeps the dimensions
+			if err := r.m.Scan(oid, pgtype.TextFormatCode, []byte(text), &array); err == nil {
+				return r.m.Encode(oid, pgtype.BinaryFormatCode, array, r.buf)
+			}
+		}
+	}
+	var parsed any
+	if err := r.m.Scan(oid, pgtype.TextFormatCode, []byte(text), &parsed); err != nil {
+		return nil, err
+	}
+	return r.m.Encode(oid, pgtype.BinaryFormatCode, parsed, r.buf)
+}

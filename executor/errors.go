@@ -1,0 +1,50 @@
+package executor
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/bounceproof/bounceproof/fallback"
+)
+
+var (
+	// ErrClosed is returned by every method of a closed executor, and when the pool underneath was closed; then puddle.ErrClosedPool is in
+	// the chain too.
+	ErrClosed = errors.New("executor: closed")
+
+	// ErrCommitUnknown is in the chain of the error of a Commit that was sent and never answered: the transaction may or may not have
+	// committed. The cause is in the chain too. Never run such a transaction again without looking.
+	ErrCommitUnknown = errors.New("executor: the outcome of COMMIT is unknown")
+
+	// ErrStatementMode is returned behind a pooler in statement mode for a transaction that needs BEGIN. Nothing ran. Run the statements
+	// one by one, use a transaction that only queues, or set the pooler's pool_mode to transaction.
+	ErrStatementMode = errors.New("executor: the pooler is in statement mode and allows no transaction blocks " +
+		"(set pool_mode = transaction, or run the statements one by one)")
+)
+
+// PreparedStatementError reports that a pooler, or another client, lost or replaced a prepared statement where the executor could not run
+// it again unseen: inside a transaction, or under On. The statement did not execute.
+//
+// The *pgconn.PgError is reachable with errors.As.
+type PreparedStatementError struct {
+	// Reason says what was lost.
+	Reason fallback.Reason
+	// Name is the statement's name on the server; never its SQL.
+	Name string
+	// InTx is true when the transaction is lost with it: run the whole transaction again.
+	InTx bool
+	// Err is the server's or the pooler's error.
+	Err error
+}
+
+// Error says what happened and what to do.
+func (e *PreparedStatementError) Error() string {
+	remedy := "run it again, or use PreparedStatements auto"
+	if e.InTx {
+		remedy = "nothing of the transaction was committed, run it again (InTx does so by itself)"
+	}
+	return fmt.Sprintf("executor: prepared statement %s: %s: %v; %s", e.Name, e.Reason, e.Err, remedy)
+}
+
+// Unwrap returns Err.
+func (e *PreparedStatementError) Unwrap() error { return e.Err }

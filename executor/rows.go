@@ -1,0 +1,197 @@
+package executor
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/bounceproof/bounceproof/prepare"
+)
+
+// rows is the result of one query: pgx's own rows over the reader, and what belongs to their end: reading to the end of the Sync group,
+// where a deferred constraint fails, the trace, and the connection's release. Not safe for concurrent use.
+type rows struct {
+	inner pgx.Rows // nil when the query failed before it had a reader
+	conn  *pgx.Conn
+	tag   pgconn.CommandTag
+	err   error
+
+	pooled *pgxpool.Conn  // to release; nil inside a transaction
+	group  *prepare.Group // to close; nil for a single statement
+	tracer pgx.QueryTracer
+	ctx    context.Context // for the tracer only
+	// onClose, for one result of a batch, is called once with the outcome known.
+	onClose func(r *rows)
+
+	peeked bool // a first row was read by Query and is still to be handed out
+	closed bool
+}
+
+var _ pgx.Rows = (*rows)(nil)
+
+// peek reads the first row. It is how Query learns whether the statement was refused, while it can still run it again: what the server
+// refuses at Parse or Bind shows before any row. It reports whether there is an error.
+func (r *rows) peek() error {
+	r.peeked = r.inner.Next()
+	if r.peeked {
+		return nil
+	}
+	return r.inner.Err()
+}
+
+// Next prepares the next row, as in pgx.
+func (r *rows) Next() bool {
+	if r.closed {
+		return false
+	}
+	if r.peeked {
+		r.peeked = false
+		return true
+	}
+	if r.inner.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+// Close reads to the end and frees the connection, as in pgx.
+func (r *rows) Close() {
+	if r.closed {
+		return
+	}
+	r.closed = true
+	if r.inner != nil {
+		r.inner.Close()
+		r.tag = r.inner.CommandTag()
+		if r.err == nil {
+			r.err = r.inner.Err()
+		}
+	}
+	if r.group != nil {
+		if err := r.group.Close(); r.err == nil {
+			r.err = err
+		}
+	}
+	if r.onClose != nil {
+		r.onClose(r)
+	}
+	if r.tracer != nil {
+		r.tracer.TraceQueryEnd(r.ctx, r.conn, pgx.TraceQueryEndData{CommandTag: r.tag, Err: r.err})
+	}
+	if r.pooled != nil {
+		r.pooled.Release()
+	}
+	// What the rows of a long-lived caller would keep alive.
+	r.ctx, r.group, r.tracer, r.pooled, r.onClose = nil, nil, nil, nil, nil
+}
+
+// fail closes the rows with an error.
+func (r *rows) fail(err error) {
+	if r.err == nil {
+		r.err = err
+	}
+	r.Close()
+}
+
+// Err returns the first error, as in pgx.
+func (r *rows) Err() error {
+	if r.err != nil || r.inner == nil || r.closed {
+		return r.err
+	}
+	return r.inner.Err()
+}
+
+// CommandTag returns the command tag once the rows are closed, as in pgx.
+func (r *rows) CommandTag() pgconn.CommandTag { return r.tag }
+
+// FieldDescriptions describes the columns as they came with these rows, as in pgx.
+func (r *rows) FieldDescriptions() []pgconn.FieldDescription {
+	if r.inner == nil {
+		return nil
+	}
+	return r.inner.FieldDescriptions()
+}
+
+// Scan reads the current row, as in pgx.
+func (r *rows) Scan(dest ...any) error {
+	if r.inner == nil || r.closed {
+		return errors.New("rows is closed")
+	}
+	if len(dest) == 1 {
+		// Here and not in the inner rows, which know no Conn.
+		if rs, ok := dest[0].(pgx.RowScanner); ok {
+			err := rs.ScanRow(r)
+			if err != nil {
+				r.fail(err)
+			}
+			return err
+		}
+	}
+	err := r.inner.Scan(dest...)
+	if err != nil {
+		r.fail(err)
+	}
+	return err
+}
+
+// Values returns the decoded current row, as in pgx.
+func (r *rows) Values() ([]any, error) {
+	if r.inner == nil || r.closed {
+		return nil, errors.New("rows is closed")
+	}
+	values, err := r.inner.Values()
+	if err != nil {
+		r.fail(err)
+	}
+	return values, err
+}
+
+// RawValues returns the bytes of the current row, as in pgx.
+func (r *rows) RawValues() [][]byte {
+	if r.inner == nil {
+		return nil
+	}
+	return r.inner.RawValues()
+}
+
+// Conn returns the connection the query ran on, as in pgx.
+func (r *rows) Conn() *pgx.Conn { return r.conn }
+
+// TypeMap returns the connection's types, as in pgx.
+func (r *rows) TypeMap() *pgtype.Map {
+	if r.conn == nil {
+		return nil
+	}
+	return r.conn.TypeMap()
+}
+
+// row is the result of QueryRow. It is rows under another method set, so that it costs no allocation.
+type row rows
+
+// Scan reads the first row, as in pgx: pgx.ErrNoRows if there is none.
+func (r *row) Scan(dest ...any) error {
+	rs := (*rows)(r)
+	defer rs.Close()
+	if err := rs.Err(); err != nil {
+		return err
+	}
+	for _, d := range dest {
+		if _, ok := d.(*pgtype.DriverBytes); ok {
+			return errors.New("cannot scan into *pgtype.DriverBytes from QueryRow")
+		}
+	}
+	if !rs.Next() {
+		if err := rs.Err(); err != nil {
+			return err
+		}
+		return pgx.ErrNoRows
+	}
+	_ = rs.Scan(dest...) // kept in Err
+	rs.Close()
+	return rs.Err()
+}

@@ -1,0 +1,159 @@
+package executor
+
+import (
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// nestable is what a nested transaction hands to the one around it when it commits.
+type nestable interface {
+	adopt(queue []call, onCommit []func())
+}
+
+// savepoint is a nested transaction. Its SAVEPOINT rides with its first statement. Statements run on the outermost transaction.
+type savepoint struct {
+	root     *tx
+	parent   nestable
+	name     string
+	queue    []call
+	onCommit []func()
+	closed   bool
+}
+
+var _ Tx = (*savepoint)(nil)
+
+func (t *tx) adopt(queue []call, onCommit []func()) {
+	t.queue = append(t.queue, queue...)
+	t.onCommit = append(t.onCommit, onCommit...)
+}
+
+func (sp *savepoint) adopt(queue []call, onCommit []func()) {
+	sp.queue = append(sp.queue, queue...)
+	sp.onCommit = append(sp.onCommit, onCommit...)
+}
+
+func (sp *savepoint) done() bool { return sp.closed || sp.root.closed }
+
+// Begin starts a transaction within this one.
+func (sp *savepoint) Begin(context.Context) (pgx.Tx, error) {
+	if sp.done() {
+		return nil, pgx.ErrTxClosed
+	}
+	return sp.root.nest(sp), nil
+}
+
+// Queue implements [Tx].
+func (sp *savepoint) Queue(sql string, args ...any) {
+	if !sp.done() {
+		sp.queue = append(sp.queue, readCall(sql, args))
+	}
+}
+
+// OnCommit implements [Tx].
+func (sp *savepoint) OnCommit(f func()) {
+	if !sp.done() {
+		sp.onCommit = append(sp.onCommit, f)
+	}
+}
+
+// Commit releases the savepoint and hands what was queued to the transaction around it.
+func (sp *savepoint) Commit(ctx context.Context) error {
+	if sp.done() {
+		return pgx.ErrTxClosed
+	}
+	sp.closed = true
+	if !sp.unsend() {
+		if err := sp.root.control(ctx, "release savepoint "+sp.name); err != nil {
+			return err
+		}
+	}
+	sp.parent.adopt(sp.queue, sp.onCommit)
+	return nil
+}
+
+// Rollback rolls back to the savepoint and drops what was queued.
+func (sp *savepoint) Rollback(ctx context.Context) error {
+	if sp.done() {
+		return pgx.ErrTxClosed
+	}
+	sp.closed = true
+	if sp.unsend() {
+		return nil
+	}
+	return sp.root.control(ctx, "rollback to savepoint "+sp.name)
+}
+
+// unsend takes SAVEPOINT back if it has not been sent, with those of nested transactions behind it.
+func (sp *savepoint) unsend() bool {
+	text := "savepoint " + sp.name
+	i := slices.Index(sp.root.pending, text)
+	if i < 0 {
+		return false
+	}
+	sp.root.pending = sp.root.pending[:i]
+	if i := slices.Index(sp.root.opening, text); i >= 0 {
+		sp.root.opening = sp.root.opening[:i]
+	}
+	return true
+}
+
+// Exec runs sql in the transaction, as in pgx.
+func (sp *savepoint) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if sp.done() {
+		return pgconn.CommandTag{}, pgx.ErrTxClosed
+	}
+	return sp.root.Exec(ctx, sql, args...)
+}
+
+// Query runs sql in the transaction, as in pgx.
+func (sp *savepoint) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if sp.done() {
+		r := &rows{}
+		r.fail(pgx.ErrTxClosed)
+		return r, r.err
+	}
+	return sp.root.Query(ctx, sql, args...)
+}
+
+// QueryRow runs sql in the transaction, as in pgx.
+func (sp *savepoint) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if sp.done() {
+		r := &rows{}
+		r.fail(pgx.ErrTxClosed)
+		return (*row)(r)
+	}
+	return sp.root.QueryRow(ctx, sql, args...)
+}
+
+// SendBatch sends a batch in the transaction, as in pgx.
+func (sp *savepoint) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if sp.done() {
+		return pgx.FailedBatchResults(b, pgx.ErrTxClosed)
+	}
+	return sp.root.SendBatch(ctx, b)
+}
+
+// CopyFrom copies rows into a table in the transaction, as in pgx.
+func (sp *savepoint) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	if sp.done() {
+		return 0, pgx.ErrTxClosed
+	}
+	return sp.root.CopyFrom(ctx, table, columns, src)
+}
+
+// Prepare describes sql and makes name stand for it, see the outermost transaction's.
+func (sp *savepoint) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if sp.done() {
+		return nil, pgx.ErrTxClosed
+	}
+	return sp.root.Prepare(ctx, name, sql)
+}
+
+// LargeObjects returns pgx's large objects.
+func (sp *savepoint) LargeObjects() pgx.LargeObjects { return sp.root.LargeObjects() }
+
+// Conn returns the connection, after sending BEGIN and SAVEPOINT.
+func (sp *savepoint) Conn() *pgx.Conn { return sp.root.Conn() }

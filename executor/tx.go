@@ -1,0 +1,444 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/fallback"
+)
+
+// Tx is a transaction of an [Executor]. It is a pgx.Tx, with the differences that its methods' comments here state, and not safe for
+// concurrent use.
+//
+// BEGIN is not sent until it is needed: it rides with the first statement. A transaction that never sent anything commits or rolls back
+// without traffic.
+type Tx interface {
+	pgx.Tx
+
+	// Queue adds a statement, with the arguments and options of Exec, that is sent together with COMMIT. Its error is Commit's, and rolls
+	// back the transaction. A transaction of nothing but queued statements, with default options, is one round trip without BEGIN and
+	// COMMIT, also behind a pooler in statement mode. In a nested transaction the queue moves to the parent on Commit and is dropped on
+	// Rollback.
+	Queue(sql string, args ...any)
+
+	// OnCommit adds a function that runs after the outermost transaction's confirmed commit, in the order of the calls, on the goroutine of
+	// Commit. It is dropped on rollback, and when the outcome of COMMIT is unknown.
+	OnCommit(f func())
+}
+
+// tx is the outermost transaction.
+type tx struct {
+	ex   *Executor
+	s    session
+	opts pgx.TxOptions
+
+	opening []string // what has to precede the first statement: BEGIN, and SAVEPOINTs of nested transactions
+	pending []string // texts that ride with the next statement
+	traced  bool     // BEGIN was shown to the tracer
+	begun   bool     // BEGIN has arrived
+	virgin  bool     // no statement has run, so the first one can be redone
+	backend uint32   // the server connection, where Shared has asked; else 0
+
+	queue      []call
+	onCommit   []func()
+	savepoints int
+	aliases    map[string]string // Prepare's names
+	lost       error             // the *PreparedStatementError that ended the transaction
+	closed     bool
+}
+
+var _ Tx = (*tx)(nil)
+
+// Begin starts a transaction, as pgxpool.Pool.Begin does. The value is a [Tx]. It takes a connection and sends nothing.
+func (ex *Executor) Begin(ctx context.Context) (pgx.Tx, error) {
+	return ex.BeginTx(ctx, pgx.TxOptions{})
+}
+
+// BeginTx starts a transaction with options, as pgxpool.Pool.BeginTx does. The value is a [Tx]. It takes a connection and sends nothing.
+func (ex *Executor) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error) {
+	t, err := ex.begin(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func (ex *Executor) begin(ctx context.Context, opts pgx.TxOptions) (*tx, error) {
+	s, err := ex.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	begin := beginText(opts)
+	return &tx{ex: ex, s: s, opts: opts, opening: []string{begin}, pending: []string{begin}, virgin: true}, nil
+}
+
+// InTx runs f in a transaction and commits it, or rolls it back if f fails or panics. f is run a second time, once, when the transaction
+// was lost to a prepared statement that a pooler lost: so what f does outside the database has to bear that. What the first run queued
+// and its OnCommit functions are dropped with it. Nothing else is run again, serialization failures (40001) included. Under On it never
+// runs f twice.
+//
+// The error is f's own, or Commit's.
+func (ex *Executor) InTx(ctx context.Context, opts pgx.TxOptions, f func(ctx context.Context, tx Tx) error) error {
+	for run := 1; ; run++ {
+		t, err := ex.begin(ctx, opts)
+		if err != nil {
+			return err
+		}
+		err = t.do(ctx, f)
+		if err == nil || t.lost == nil || run == 2 || ex.cfg.PreparedStatements == On || ctx.Err() != nil {
+			return err
+		}
+		ex.counters.retries.Add(1)
+		var lost *PreparedStatementError
+		errors.As(t.lost, &lost)
+		ex.cfg.Trace.retried(lost.Reason, lost.Name)
+	}
+}
+
+// do runs f and ends the transaction.
+func (t *tx) do(ctx context.Context, f func(ctx context.Context, tx Tx) error) error {
+	// Also when f panics or calls runtime.Goexit. The context may be what ended f; the rollback has to go out all the same.
+	defer func() { _ = t.Rollback(context.WithoutCancel(ctx)) }()
+	if err := f(ctx, t); err != nil {
+		return err
+	}
+	return t.Commit(ctx)
+}
+
+// beginText is the statement that begins a transaction with these options, as pgx writes it.
+func beginText(o pgx.TxOptions) string {
+	if o.BeginQuery != "" {
+		return o.BeginQuery
+	}
+	text := "begin"
+	if o.IsoLevel != "" {
+		text += " isolation level " + string(o.IsoLevel)
+	}
+	if o.AccessMode != "" {
+		text += " " + string(o.AccessMode)
+	}
+	if o.DeferrableMode != "" {
+		text += " " + string(o.DeferrableMode)
+	}
+	return text
+}
+
+// Queue implements [Tx].
+func (t *tx) Queue(sql string, args ...any) {
+	if !t.closed {
+		t.queue = append(t.queue, readCall(sql, args))
+	}
+}
+
+// OnCommit implements [Tx].
+func (t *tx) OnCommit(f func()) {
+	if !t.closed {
+		t.onCommit = append(t.onCommit, f)
+	}
+}
+
+// Exec runs sql in the transaction, as in pgx.
+func (t *tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if t.closed {
+		return pgconn.CommandTag{}, pgx.ErrTxClosed
+	}
+	q := readCall(t.alias(sql), args)
+	if err := t.beforeText(ctx, &q); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	t.traceBegin(ctx)
+	if q.rewriter == nil && q.isPgx(true) {
+		if err := t.flush(ctx); err != nil {
+			return pgconn.CommandTag{}, err
+		}
+		t.ex.counters.passed.Add(1)
+		t.virgin = false
+		return t.s.c.Conn().Exec(ctx, q.sql, q.pgxArgs()...)
+	}
+	tracer := t.s.c.QueryTracer()
+	if tracer != nil {
+		ctx = tracer.TraceQueryStart(ctx, t.s.c.Conn(), pgx.TraceQueryStartData{SQL: sql, Args: args})
+	}
+	tag, err := t.execCall(ctx, &q)
+	if tracer != nil {
+		tracer.TraceQueryEnd(ctx, t.s.c.Conn(), pgx.TraceQueryEndData{CommandTag: tag, Err: err})
+	}
+	return tag, err
+}
+
+func (t *tx) execCall(ctx context.Context, q *call) (pgconn.CommandTag, error) {
+	if err := q.rewrite(ctx, t.s.c.Conn()); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	if q.isPgx(true) {
+		if err := t.flush(ctx); err != nil {
+			return pgconn.CommandTag{}, err
+		}
+		t.ex.counters.passed.Add(1)
+		t.virgin = false
+		return simpleExec(ctx, t.s.c.PgConn(), q.sql)
+	}
+	return t.exec(ctx, q)
+}
+
+// Query runs sql in the transaction, as in pgx.
+func (t *tx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	r := t.startRows(ctx, sql, args)
+	return r, r.err
+}
+
+// QueryRow runs sql in the transaction, as in pgx.
+func (t *tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return (*row)(t.startRows(ctx, sql, args))
+}
+
+func (t *tx) startRows(ctx context.Context, sql string, args []any) *rows {
+	r := &rows{}
+	if t.closed {
+		r.fail(pgx.ErrTxClosed)
+		return r
+	}
+	r.conn = t.s.c.Conn()
+	q := readCall(t.alias(sql), args)
+	if err := t.beforeText(ctx, &q); err != nil {
+		r.fail(err)
+		return r
+	}
+	t.traceBegin(ctx)
+	if q.rewriter == nil && q.isPgx(false) {
+		if err := t.flush(ctx); err != nil {
+			r.fail(err)
+			return r
+		}
+		t.ex.counters.passed.Add(1)
+		t.virgin = false
+		inner, err := t.s.c.Conn().Query(ctx, q.sql, q.pgxArgs()...)
+		r.inner = inner
+		if err != nil {
+			r.fail(err)
+		}
+		return r
+	}
+	if r.tracer = t.s.c.QueryTracer(); r.tracer != nil {
+		ctx = r.tracer.TraceQueryStart(ctx, r.conn, pgx.TraceQueryStartData{SQL: sql, Args: args})
+		r.ctx = ctx
+	}
+	err := q.rewrite(ctx, r.conn)
+	if err == nil {
+		err = t.query(ctx, &q, r)
+	}
+	if err != nil {
+		r.fail(err)
+	}
+	return r
+}
+
+// control runs a text of the executor's own that is no statement of the caller's: it leaves the queue alone.
+func (t *tx) control(ctx context.Context, sql string) error {
+	if err := t.flush(ctx); err != nil {
+		return err
+	}
+	t.virgin = false
+	_, err := t.s.c.Conn().Exec(ctx, sql)
+	return err
+}
+
+// alias replaces a name that Prepare gave by its text.
+func (t *tx) alias(sql string) string {
+	if text, ok := t.aliases[sql]; ok {
+		return text
+	}
+	return sql
+}
+
+// flush sends what is pending by itself, for what follows goes past the executor.
+func (t *tx) flush(ctx context.Context) error {
+	if len(t.pending) == 0 {
+		return nil
+	}
+	if t.statementMode() {
+		return ErrStatementMode
+	}
+	g := t.s.c.NewGroup()
+	for _, text := range t.pending {
+		g.AddText(text)
+	}
+	if err := g.Send(ctx); err != nil {
+		_ = g.Close()
+		return err
+	}
+	err := g.Close()
+	t.sent(err)
+	if err != nil {
+		return t.failed(ctx, err)
+	}
+	t.begun, t.pending = true, nil
+	return nil
+}
+
+// beforeText flushes the queue in front of a text that ends or cuts the transaction in a way the executor does not see: a queued statement
+// would outlive a savepoint that is rolled back.
+func (t *tx) beforeText(ctx context.Context, q *call) error {
+	if len(t.queue) == 0 || !cutsTransaction(q.sql) {
+		return nil
+	}
+	if t.s.c.PgConn().TxStatus() == 'E' {
+		// Only ROLLBACK (TO) does anything here, and it takes with it what would have run before the failure.
+		t.queue = nil
+		return nil
+	}
+	return t.flushQueue(ctx)
+}
+
+// cutsTransaction reports whether the text may contain SAVEPOINT, RELEASE, ROLLBACK (TO), PREPARE TRANSACTION, COMMIT, END or ABORT. It
+// may say yes for too much, as for such a word in a string: that costs a round trip and nothing else.
+func cutsTransaction(sql string) bool {
+	for word := range strings.FieldsFuncSeq(sql, func(r rune) bool { return (r|0x20 < 'a' || r|0x20 > 'z') && r != '_' && (r < '0' || r > '9') }) {
+		switch len(word) {
+		case 3, 5, 6, 7, 8, 9, 11:
+			switch strings.ToLower(word) {
+			case "end", "abort", "commit", "release", "rollback", "savepoint", "transaction":
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// flushQueue runs the queued statements now.
+func (t *tx) flushQueue(ctx context.Context) error {
+	queue := t.queue
+	t.queue = nil
+	for i := range queue {
+		if _, err := t.exec(ctx, &queue[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Begin starts a nested transaction: a SAVEPOINT that rides with its first statement.
+func (t *tx) Begin(context.Context) (pgx.Tx, error) {
+	if t.closed {
+		return nil, pgx.ErrTxClosed
+	}
+	return t.nest(t), nil
+}
+
+// Conn returns the connection, after sending BEGIN: what runs on it is pgx's, and not the executor's. It returns the connection also when
+// BEGIN failed; the next statement reports that.
+func (t *tx) Conn() *pgx.Conn {
+	if !t.closed {
+		t.traceBegin(context.Background())
+		t.virgin = false
+		_ = t.flush(context.Background())
+	}
+	return t.s.c.Conn()
+}
+
+// LargeObjects returns pgx's large objects, after sending BEGIN: a real pgx.Tx on the same connection, whose own BEGIN is a comment.
+func (t *tx) LargeObjects() pgx.LargeObjects {
+	conn := t.Conn()
+	pgxTx, err := conn.BeginTx(context.Background(), pgx.TxOptions{BeginQuery: "-- within a transaction of the executor"})
+	if err != nil {
+		// The connection is lost. pgx gives a closed transaction, whose methods say so, only by way of a batch.
+		var b pgx.Batch
+		b.BeginTx(pgx.TxOptions{})
+		results := conn.SendBatch(context.Background(), &b)
+		_ = results.Close()
+		return results.Tx().LargeObjects()
+	}
+	return pgxTx.LargeObjects()
+}
+
+// Prepare returns the description of sql and makes name stand for it in this transaction. Nothing is prepared under the name on the server,
+// where behind a pooler it would be left behind.
+func (t *tx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if t.closed {
+		return nil, pgx.ErrTxClosed
+	}
+	if t.statementMode() {
+		return nil, ErrStatementMode
+	}
+	st := t.ex.catalog.Lookup(sql, true)
+	d := st.Description()
+	if d == nil {
+		t.traceBegin(ctx)
+		var err error
+		d, err = st.Learn(ctx, t.s.c, t.pending)
+		t.sent(err)
+		t.ex.count(t.s.c)
+		if err != nil {
+			return nil, t.failed(ctx, err)
+		}
+	}
+	if name != "" {
+		if t.aliases == nil {
+			t.aliases = make(map[string]string)
+		}
+		t.aliases[name] = sql
+	}
+	return &pgconn.StatementDescription{Name: name, SQL: sql, ParamOIDs: d.ParamOIDs(), Fields: d.Fields()}, nil
+}
+
+// nest makes a nested transaction of parent.
+func (t *tx) nest(parent nestable) *savepoint {
+	t.savepoints++
+	sp := &savepoint{root: t, parent: parent, name: "sp_" + strconv.Itoa(t.savepoints)}
+	text := "savepoint " + sp.name
+	t.pending = append(t.pending, text)
+	if t.virgin {
+		t.opening = append(t.opening[:len(t.opening):len(t.opening)], text)
+	}
+	return sp
+}
+
+// statementMode reports whether the pooler is known to refuse transactions.
+func (t *tx) statementMode() bool {
+	return t.ex.latch.Decision().Topology.Mode == fallback.ModeStatement
+}
+
+// failed judges an error that came without an attempt.
+func (t *tx) failed(ctx context.Context, err error) error {
+	a := attempt{stage: stageSent, runs: maxRuns}
+	_, err = t.ex.judge(ctx, &t.s, &a, t.phase(), err)
+	return t.fail(&a, err)
+}
+
+// release gives the connection back.
+func (t *tx) release() {
+	t.closed = true
+	if t.s.pooled != nil {
+		t.s.pooled.Release()
+		t.s.pooled = nil
+	}
+}
+
+// traceBegin shows BEGIN to the tracer, in front of the statement it rides with.
+func (t *tx) traceBegin(ctx context.Context) {
+	if t.traced {
+		return
+	}
+	t.traced = true
+	t.traceText(ctx, beginText(t.opts), "BEGIN", nil)
+}
+
+// traceText shows a text of the executor's own to the tracer.
+func (t *tx) traceText(ctx context.Context, sql, tag string, err error) {
+	tracer := t.s.c.QueryTracer()
+	if tracer == nil {
+		return
+	}
+	conn := t.s.c.Conn()
+	ctx = tracer.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: sql})
+	end := pgx.TraceQueryEndData{Err: err}
+	if err == nil {
+		end.CommandTag = pgconn.NewCommandTag(tag)
+	}
+	tracer.TraceQueryEnd(ctx, conn, end)
+}

@@ -1,0 +1,256 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/prepare"
+)
+
+// Commit commits the transaction, with everything that was queued in the same round trip, and then runs the OnCommit functions. As in
+// pgx, pgx.ErrTxClosed says that it had ended before, and pgx.ErrTxCommitRollback that the server rolled back a failed transaction.
+// [ErrCommitUnknown] in the error says that COMMIT was sent and its outcome was not learnt.
+func (t *tx) Commit(ctx context.Context) error {
+	if t.closed {
+		return pgx.ErrTxClosed
+	}
+	defer t.release()
+	if err := t.commit(ctx); err != nil {
+		return err
+	}
+	for _, f := range t.onCommit {
+		f()
+	}
+	return nil
+}
+
+func (t *tx) commit(ctx context.Context) error {
+	switch {
+	case !t.begun && len(t.queue) == 0:
+		return nil // nothing was ever sent
+	case len(t.queue) == 0:
+		return t.commitAlone(ctx)
+	default:
+		return t.commitQueue(ctx)
+	}
+}
+
+// commitText is the statement that commits.
+func (t *tx) commitText() string {
+	if t.opts.CommitQuery != "" {
+		return t.opts.CommitQuery
+	}
+	return "commit"
+}
+
+// commitAlone sends COMMIT by itself.
+func (t *tx) commitAlone(ctx context.Context) error {
+	tag, err := simpleExec(ctx, t.s.c.PgConn(), t.commitText())
+	if err == nil && tag.String() == "ROLLBACK" {
+		err = pgx.ErrTxCommitRollback
+	}
+	t.traceText(ctx, t.commitText(), "COMMIT", err)
+	if err == nil || errors.Is(err, pgx.ErrTxCommitRollback) {
+		return err
+	}
+	return t.commitFailed(ctx, &attempt{stage: stageSent, runs: maxRuns}, fallback.PhaseCommit, err)
+}
+
+// commitQueue sends the queued statements and COMMIT in one flush. Alone in a transaction with default options they need no BEGIN and no
+// COMMIT: PostgreSQL runs the Sync group as one implicit transaction.
+func (t *tx) commitQueue(ctx context.Context) error {
+	implicit := !t.begun && t.opts == (pgx.TxOptions{})
+	if !implicit && t.statementMode() {
+		return ErrStatementMode
+	}
+	phase := fallback.PhaseCommit
+	if !t.begun {
+		phase = fallback.PhaseAlone // the group is the whole transaction
+	}
+	attempts := make([]attempt, len(t.queue))
+	for {
+		failed, err := t.sendQueue(ctx, attempts, implicit)
+		t.ex.count(t.s.c)
+		if err == nil {
+			for i := range attempts {
+				t.ex.succeeded(ctx, &attempts[i])
+			}
+			return nil
+		}
+		if failed == nil {
+			failed = &attempt{stage: stageSent, runs: maxRuns}
+		}
+		if failed.stage == stageLearn {
+			phase = t.phase()
+		}
+		if phase == fallback.PhaseCommit {
+			return t.commitFailed(ctx, failed, phase, err)
+		}
+		again, judged := t.ex.judge(ctx, &t.s, failed, phase, err)
+		if !again {
+			return t.commitEnd(ctx, failed, judged)
+		}
+		if t.s.c.PgConn().TxStatus() != 'I' {
+			if _, err := simpleExec(ctx, t.s.c.PgConn(), "rollback"); err != nil {
+				return err
+			}
+		}
+		if !implicit {
+			t.begun, t.pending = false, t.opening
+		}
+	}
+}
+
+// sendQueue is one attempt at the group of commitQueue. It returns the attempt that failed, nil when it was none of the queued statements.
+func (t *tx) sendQueue(ctx context.Context, attempts []attempt, implicit bool) (*attempt, error) {
+	c := t.s.c
+	g := c.NewGroup()
+	texts := 0
+	for i := range t.queue {
+		q, a := &t.queue[i], &attempts[i]
+		if err := q.rewrite(ctx, c.Conn()); err != nil {
+			return &attempt{stage: stageEncode, fresh: true}, err
+		}
+		var begin []string
+		if !implicit {
+			begin = t.pending
+		}
+		learns := c.Learns
+		err := t.ex.prepareAttempt(ctx, c, q, a, begin)
+		if c.Learns != learns && !implicit {
+			t.sent(err)
+		}
+		if err != nil {
+			return a, err
+		}
+		a.stage = stageEncode
+	}
+	if !implicit {
+		for _, text := range t.pending {
+			g.AddText(text)
+			texts++
+		}
+	}
+	for i := range t.queue {
+		a := &attempts[i]
+		add := g.Add
+		if a.strategy == prepare.Shared || a.strategy == prepare.SharedParse {
+			if !a.forced {
+				a.strategy = t.sharedStrategy(a.d.Name())
+			}
+			if a.strategy == prepare.Shared {
+				add = g.AddBound
+			}
+		}
+		if err := add(t.ex.execution(&t.queue[i], a)); err != nil {
+			return a, err
+		}
+	}
+	if !implicit {
+		g.AddText(t.commitText())
+	}
+	for i := range attempts {
+		attempts[i].stage = stageSent
+	}
+	t.traceQueue(ctx, implicit)
+	if err := g.Send(ctx); err != nil {
+		_ = g.Close()
+		return nil, err
+	}
+	return t.readQueue(ctx, g, attempts, texts, implicit)
+}
+
+// readQueue reads the group's results.
+func (t *tx) readQueue(ctx context.Context, g *prepare.Group, attempts []attempt, texts int, implicit bool) (*attempt, error) {
+	var tag pgconn.CommandTag
+	var err error
+	for i := 0; err == nil && i < g.Len(); i++ {
+		rr, nextErr := g.Next()
+		if err = nextErr; err == nil {
+			tag, err = rr.Close()
+		}
+		if err != nil {
+			_ = g.Close()
+			if k := i - texts; k >= 0 && k < len(attempts) {
+				return &attempts[k], err
+			}
+			return nil, err
+		}
+	}
+	if err := g.Close(); err != nil {
+		return nil, err // a deferred constraint, at the end of an implicit transaction
+	}
+	if !implicit {
+		t.begun, t.pending = true, nil
+		if tag.String() == "ROLLBACK" {
+			return nil, pgx.ErrTxCommitRollback
+		}
+	}
+	return nil, nil
+}
+
+// traceQueue shows the queued statements to the tracer.
+func (t *tx) traceQueue(ctx context.Context, implicit bool) {
+	tracer := t.s.c.QueryTracer()
+	if tracer == nil {
+		return
+	}
+	if !implicit {
+		t.traceBegin(ctx)
+	}
+	for i := range t.queue {
+		qctx := tracer.TraceQueryStart(ctx, t.s.c.Conn(), pgx.TraceQueryStartData{SQL: t.queue[i].sql, Args: t.queue[i].given})
+		tracer.TraceQueryEnd(qctx, t.s.c.Conn(), pgx.TraceQueryEndData{})
+	}
+	if !implicit {
+		t.traceText(ctx, t.commitText(), "COMMIT", nil)
+	}
+}
+
+// commitFailed judges a failed group that carried COMMIT.
+func (t *tx) commitFailed(ctx context.Context, a *attempt, phase fallback.Phase, err error) error {
+	if errors.Is(err, pgx.ErrTxCommitRollback) {
+		return err
+	}
+	_, err = t.ex.judge(ctx, &t.s, a, phase, err)
+	return t.commitEnd(ctx, a, err)
+}
+
+// commitEnd leaves the connection without a transaction and names what is not known.
+func (t *tx) commitEnd(ctx context.Context, a *attempt, err error) error {
+	if a.stage == stageSent && a.verdict.OutcomeUnknown() {
+		return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
+	}
+	if pg := t.s.c.PgConn(); !pg.IsClosed() && pg.TxStatus() != 'I' {
+		// A statement of the group failed, so COMMIT was skipped.
+		if _, rollbackErr := simpleExec(context.WithoutCancel(ctx), pg, "rollback"); rollbackErr != nil {
+			_ = pg.Close(ctx)
+		}
+	}
+	return t.fail(a, err)
+}
+
+// Rollback rolls the transaction back and drops what was queued, as in pgx. pgx.ErrTxClosed says that it had ended before.
+func (t *tx) Rollback(ctx context.Context) error {
+	if t.closed {
+		return pgx.ErrTxClosed
+	}
+	defer t.release()
+	t.queue, t.onCommit = nil, nil
+	if !t.begun || t.s.pooled == nil {
+		return nil
+	}
+	pg := t.s.c.PgConn()
+	_, err := simpleExec(ctx, pg, "rollback")
+	t.traceText(ctx, "rollback", "ROLLBACK", err)
+	if err != nil {
+		// The connection's state is not known; the pool must not lend it again.
+		_ = pg.Close(ctx)
+	}
+	return err
+}

@@ -1,0 +1,241 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/prepare"
+)
+
+// backendText asks which server connection a transaction runs on. It is one cheap row; asking pg_prepared_statements costs 50 to 440 µs.
+const backendText = "select pg_backend_pid()"
+
+// start sends one statement of the transaction, with every text in front that has not been sent yet, up to its row description. The group
+// is nil when the statement went alone.
+func (t *tx) start(ctx context.Context, q *call, a *attempt) (*pgconn.ResultReader, *prepare.Group, error) {
+	if t.ex.latch.Decision().Topology.Mode == fallback.ModeStatement {
+		return nil, nil, ErrStatementMode
+	}
+	c := t.s.c
+	learns := c.Learns
+	err := t.ex.prepareAttempt(ctx, c, q, a, t.pending)
+	if c.Learns != learns {
+		t.sent(err)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	ask := false
+	if a.strategy == prepare.Shared || a.strategy == prepare.SharedParse {
+		ask = t.backend == 0
+		if !a.forced {
+			a.strategy = t.sharedStrategy(a.d.Name())
+		}
+	}
+	a.stage = stageEncode
+	e := t.ex.execution(q, a)
+	if len(t.pending) == 0 && !ask {
+		rr, err := c.Run(ctx, &e)
+		if err == nil {
+			a.stage = stageSent
+		}
+		return rr, nil, err
+	}
+	g := c.NewGroup()
+	texts := t.pending
+	for _, text := range texts {
+		g.AddText(text)
+	}
+	if ask {
+		g.AddText(backendText)
+	}
+	add := g.Add
+	if a.strategy == prepare.Shared {
+		add = g.AddBound
+	}
+	if err := add(e); err != nil {
+		return nil, nil, err
+	}
+	a.stage = stageSent
+	if err := g.Send(ctx); err != nil {
+		_ = g.Close()
+		return nil, nil, err
+	}
+	rr, err := t.readTexts(g, len(texts), ask)
+	if err != nil {
+		_ = g.Close()
+		t.sent(err)
+		return nil, nil, err
+	}
+	t.begun, t.pending = true, nil
+	return rr, g, nil
+}
+
+// readTexts reads the results of what rode in front, and then the statement's.
+func (t *tx) readTexts(g *prepare.Group, texts int, ask bool) (*pgconn.ResultReader, error) {
+	for range texts {
+		rr, err := g.Next()
+		if err != nil {
+			return nil, err
+		}
+		if _, err := rr.Close(); err != nil {
+			return nil, err
+		}
+	}
+	if ask {
+		rr, err := g.Next()
+		if err != nil {
+			return nil, err
+		}
+		if rr.NextRow() {
+			pid, err := strconv.ParseUint(string(rr.Values()[0]), 10, 32)
+			if err != nil {
+				return nil, fmt.Errorf("executor: %s: %w", backendText, err)
+			}
+			t.backend = uint32(pid)
+		}
+		if _, err := rr.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return g.Next()
+}
+
+// sent takes note of what became of a request that carried the pending texts: unless nothing was sent, they have arrived, if the server says
+// that a transaction is open.
+func (t *tx) sent(err error) {
+	if (err == nil || !pgconn.SafeToRetry(err)) && t.s.c.PgConn().TxStatus() != 'I' {
+		t.begun, t.pending = true, nil
+	}
+}
+
+// sharedStrategy binds a name that this transaction's server connection is known to have and parses any other. While the server connection is
+// not known a name is bound if the executor has used it anywhere and nothing else of the transaction has run: then a miss is redone.
+func (t *tx) sharedStrategy(name string) prepare.Strategy {
+	known := t.ex.shared.has(t.backend, name)
+	if t.backend == 0 {
+		known = t.virgin && t.ex.shared.seen(name)
+	}
+	if known {
+		return prepare.Shared
+	}
+	return prepare.SharedParse
+}
+
+// exec runs one statement of the transaction to its end.
+func (t *tx) exec(ctx context.Context, q *call) (pgconn.CommandTag, error) {
+	var a attempt
+	for {
+		var tag pgconn.CommandTag
+		rr, g, err := t.start(ctx, q, &a)
+		if err == nil {
+			tag, err = rr.Close()
+			if g != nil {
+				if gErr := g.Close(); err == nil {
+					err = gErr
+				}
+			}
+		}
+		t.ex.count(t.s.c)
+		if err == nil {
+			t.succeeded(ctx, &a)
+			return tag, nil
+		}
+		again, err := t.judge(ctx, &a, err)
+		if !again {
+			return tag, err
+		}
+	}
+}
+
+// query runs one statement of the transaction up to its first row and leaves the rest to r.
+func (t *tx) query(ctx context.Context, q *call, r *rows) error {
+	var a attempt
+	for {
+		rr, g, err := t.start(ctx, q, &a)
+		if err == nil {
+			r.group = g
+			r.inner = pgx.RowsFromResultReader(t.s.c.TypeMap(), rr)
+			err = r.peek()
+			if err != nil && g != nil {
+				_ = g.Close()
+			}
+		}
+		t.ex.count(t.s.c)
+		if err == nil {
+			t.succeeded(ctx, &a)
+			return nil
+		}
+		r.inner, r.group = nil, nil
+		again, err := t.judge(ctx, &a, err)
+		if !again {
+			return err
+		}
+		r.conn = t.s.c.Conn()
+	}
+}
+
+// succeeded counts an execution and remembers on which server connection its name is.
+func (t *tx) succeeded(ctx context.Context, a *attempt) {
+	t.virgin = false
+	t.ex.succeeded(ctx, a)
+	if a.strategy == prepare.Shared || a.strategy == prepare.SharedParse {
+		t.ex.shared.add(t.backend, a.d.Name())
+	}
+}
+
+// phase is where in the transaction the next statement stands.
+func (t *tx) phase() fallback.Phase {
+	if t.virgin {
+		return fallback.PhaseBegin
+	}
+	return fallback.PhaseInside
+}
+
+// judge decides what a failed statement means for the transaction. While nothing else of the transaction has run the statement is redone
+// once, in one group with ROLLBACK and BEGIN in front. Later a lost statement is the transaction's end, reported as
+// [*PreparedStatementError].
+func (t *tx) judge(ctx context.Context, a *attempt, err error) (again bool, _ error) {
+	if errors.Is(err, ErrStatementMode) {
+		return false, err
+	}
+	sent := a.stage != stageEncode
+	again, err = t.ex.judge(ctx, &t.s, a, t.phase(), err)
+	if !again {
+		t.virgin = false
+		return false, t.fail(a, err)
+	}
+	if sent {
+		t.pending = nil
+		if t.s.c.PgConn().TxStatus() != 'I' {
+			t.pending = append(t.pending, "rollback")
+		}
+		t.pending = append(t.pending, t.opening...)
+		t.begun, t.backend = false, 0
+	}
+	return true, nil
+}
+
+// fail gives an error that ends the transaction the form its caller can act on.
+func (t *tx) fail(a *attempt, err error) error {
+	switch a.verdict.Reason { //nolint:exhaustive // the rest is returned as it is
+	case fallback.ReasonStatementMode:
+		return fmt.Errorf("%w: %w", ErrStatementMode, err)
+	case fallback.ReasonPreparedLost, fallback.ReasonPoolerPrepared:
+		var lost *PreparedStatementError
+		if !errors.As(err, &lost) {
+			lost = &PreparedStatementError{Reason: a.verdict.Reason, Name: a.verdict.Name, Err: err}
+		}
+		lost.InTx = true
+		t.lost = lost
+		return lost
+	default:
+		return err
+	}
+}
