@@ -92,11 +92,9 @@ func one(ctx context.Context, conn *pgconn.PgConn, sql string) (string, error) {
 
 const backendSQL = `select pg_catalog.pg_backend_pid()`
 
-// establish connects, finds out what it is connected to, listens and proves delivery. It takes at most HeartbeatTimeout,
-// half of which is kept for the proof.
+// establish connects, finds out what it is connected to, listens and proves delivery. It takes at most nine tenths of
+// HeartbeatTimeout, one half of which is for the proof.
 func (k *link) establish(ctx context.Context, s *session) *refusal {
-	ctx, cancel := context.WithTimeout(ctx, k.cfg.HeartbeatTimeout*9/10)
-	defer cancel()
 	early, cancelEarly := context.WithTimeout(ctx, k.cfg.HeartbeatTimeout*9/20)
 	defer cancelEarly()
 
@@ -125,7 +123,9 @@ func (k *link) establish(ctx context.Context, s *session) *refusal {
 	if err := k.listen(early, s); err != nil {
 		return k.listenRefused(s, err)
 	}
-	if refused := k.prove(ctx, s); refused != nil {
+	late, cancelLate := context.WithTimeout(ctx, k.cfg.HeartbeatTimeout*9/20)
+	defer cancelLate()
+	if refused := k.prove(late, s); refused != nil {
 		k.unlisten(s)
 		return refused
 	}
