@@ -98,7 +98,7 @@ func Classify(err error, c Context) Verdict {
 	}
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
-		if c.Recorded == nil || c.Alive {
+		if c.Recorded == nil || c.Alive || pgconn.SafeToRetry(err) {
 			return c.withoutAnswer(v, err)
 		}
 		// The socket closed behind an error that only OnPgError got to see.
