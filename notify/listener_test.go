@@ -119,7 +119,7 @@ func listen(t *testing.T, pool notify.Pool, cfg notify.ListenerConfig) *listenin
 	l.stop = run(t, l.Listener)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("status %+v\n%s", l.Status(), l.log)
+			t.Logf("%+v\n%.2000s", l.Status(), l.log)
 		}
 	})
 	return l

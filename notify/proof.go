@@ -78,9 +78,7 @@ func (k *link) sendNote(ctx context.Context, timeout time.Duration, channel, tok
 	conn, err := k.connect(second, nil)
 	if err == nil {
 		_, err = conn.ExecParams(second, sql, [][]byte{[]byte(channel), []byte(token)}, nil, nil, nil).Close()
-		bye, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-		defer cancel()
-		_ = conn.Close(bye)
+		hangUp(conn)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot send a note: %w", errors.Join(poolErr, err))

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,11 +39,19 @@ func (s *session) close() {
 	if s.conn == nil {
 		return
 	}
+	hangUp(s.conn)
+	*s = session{attempt: s.attempt, wait: s.wait, opened: s.opened}
+}
+
+// hangUp closes a connection and leaves nothing of it behind.
+func hangUp(conn *pgconn.PgConn) {
 	// The goodbye is a courtesy: a dead network must not hold up the next attempt.
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	_ = s.conn.Close(ctx)
-	*s = session{attempt: s.attempt, wait: s.wait, opened: s.opened}
+	_ = conn.Close(ctx)
+	// After an error it is closed already, and a goroutine of pgconn's waits up to 15s for the last words of the server.
+	_ = conn.Conn().Close()
+	<-conn.CleanupDone()
 }
 
 // refusal is why an attempt did not end in a proven connection.
@@ -72,7 +82,19 @@ func (k *link) connect(ctx context.Context, onNotification pgconn.NotificationHa
 	cfg.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
 		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
 	}
-	return pgconn.ConnectConfig(ctx, &cfg.Config)
+	// A connection that breaks makes pgconn dial once more, to cancel the query that might be running. None of ours is
+	// worth it, and after a restart it would be a second connection attempt of everybody, at once and without jitter.
+	var connected atomic.Bool
+	dial := cfg.DialFunc
+	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if connected.Load() {
+			return nil, errors.New("notify: no cancel requests")
+		}
+		return dial(ctx, network, addr)
+	}
+	conn, err := pgconn.ConnectConfig(ctx, &cfg.Config)
+	connected.Store(true)
+	return conn, err
 }
 
 // one runs SQL by the simple protocol, several statements being one transaction, and returns the single value of its last
@@ -145,11 +167,7 @@ func (k *link) shared(ctx context.Context, a *pgconn.PgConn, backend string) (wh
 	if err != nil {
 		return ""
 	}
-	defer func() {
-		bye, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-		defer cancel()
-		_ = b.Close(bye)
-	}()
+	defer hangUp(b)
 	var first string
 	for range 5 {
 		onB, err := one(short, b, backendSQL)
