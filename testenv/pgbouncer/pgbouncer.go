@@ -149,5 +149,8 @@ func tryLaunch(s *postgres.Server, o Options) (_ *Bouncer, err error) {
 	if err := b.writeIniLocked(ctx); err != nil {
 		return nil, err
 	}
-	return b, b.startLocked(ctx)
+	if err := b.startLocked(ctx); err != nil {
+		return nil, err
+	}
+	return b, nil
 }

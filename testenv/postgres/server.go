@@ -75,7 +75,10 @@ func tryLaunch(o Options) (_ *Server, err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s, s.startLocked(ctx)
+	if err := s.startLocked(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 func (s *Server) startLocked(ctx context.Context) error {

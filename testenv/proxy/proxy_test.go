@@ -50,14 +50,16 @@ func TestCountsMessagesAndRoundTripsAfterStartUp(t *testing.T) {
 		{
 			"simple query",
 			func() error { _, err := conn.Exec(ctx, "select 1; select 2").ReadAll(); return err },
-			1, 1, map[byte]int{'Q': 1},
+			1, 1,
+			map[byte]int{'Q': 1},
 		},
 		{
 			"extended query",
 			func() error {
 				return conn.ExecParams(ctx, "select $1::int", [][]byte{[]byte("1")}, nil, nil, nil).Read().Err
 			},
-			1, 1, map[byte]int{'P': 1, 'B': 1, 'D': 1, 'E': 1, 'S': 1},
+			1, 1,
+			map[byte]int{'P': 1, 'B': 1, 'D': 1, 'E': 1, 'S': 1},
 		},
 		{
 			"prepare, then execute",
@@ -67,7 +69,8 @@ func TestCountsMessagesAndRoundTripsAfterStartUp(t *testing.T) {
 				}
 				return conn.ExecPrepared(ctx, "s", nil, nil, nil).Read().Err
 			},
-			2, 2, map[byte]int{'P': 1, 'D': 2, 'B': 1, 'E': 1, 'S': 2},
+			2, 2,
+			map[byte]int{'P': 1, 'D': 2, 'B': 1, 'E': 1, 'S': 2},
 		},
 		{
 			"a pipeline of three syncs in one write",
@@ -82,7 +85,8 @@ func TestCountsMessagesAndRoundTripsAfterStartUp(t *testing.T) {
 				}
 				return pipeline.Close()
 			},
-			1, 3, map[byte]int{'P': 3, 'B': 3, 'D': 3, 'E': 3, 'S': 3},
+			1, 3,
+			map[byte]int{'P': 3, 'B': 3, 'D': 3, 'E': 3, 'S': 3},
 		},
 		{
 			"an error",
@@ -93,7 +97,8 @@ func TestCountsMessagesAndRoundTripsAfterStartUp(t *testing.T) {
 				}
 				return nil
 			},
-			1, 1, map[byte]int{'P': 1, 'B': 1, 'D': 1, 'E': 1, 'S': 1},
+			1, 1,
+			map[byte]int{'P': 1, 'B': 1, 'D': 1, 'E': 1, 'S': 1},
 		},
 		{
 			"copy",
@@ -104,7 +109,8 @@ func TestCountsMessagesAndRoundTripsAfterStartUp(t *testing.T) {
 				_, err := conn.CopyFrom(ctx, strings.NewReader("1\n2\n"), "copy c from stdin")
 				return err
 			},
-			2, 2, map[byte]int{'Q': 2, 'd': 1, 'c': 1},
+			2, 2,
+			map[byte]int{'Q': 2, 'd': 1, 'c': 1},
 		},
 	} {
 		p.Reset()

@@ -27,29 +27,29 @@ import (
 func main() {
 	clean := flag.Bool("clean", false, "remove the containers, volumes and directories of all runs, and end their servers")
 	flag.Parse()
-	// SIGTERM as well: the children of a build must not stay.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	var err error
-	if *clean {
-		err = box.SweepAll(ctx)
-	} else {
-		err = setup(ctx, os.Stdout)
-	}
-	if err != nil {
+	if err := run(*clean); err != nil {
 		fmt.Fprintln(os.Stderr, "setup:", err)
 		os.Exit(1)
 	}
 }
 
+func run(clean bool) error {
+	// SIGTERM as well: the children of a build must not stay.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if clean {
+		return box.SweepAll(ctx)
+	}
+	return setup(ctx, os.Stdout)
+}
+
 func setup(ctx context.Context, out io.Writer) error {
 	e, err := engine.Connect()
-	switch {
-	case err == nil:
+	if err == nil {
 		if err := buildImages(ctx, out, e); err != nil {
 			return err
 		}
-	default:
+	} else {
 		_, _ = fmt.Fprintf(out, "setup: %v; for all versions run: %s\n", err, box.EngineRemedy())
 	}
 	if e == nil || len(missing(ctx)) > 0 {

@@ -6,4 +6,7 @@ func RunDir() (string, error) {
 	return r.dir, err
 }
 
-const RunPrefix = runPrefix
+const (
+	RunPrefix = runPrefix
+	DiskDir   = diskDir
+)

@@ -51,8 +51,8 @@ func installed(ctx context.Context, p suite.Program) []local {
 	}
 	var dirs []string
 	if found, err := exec.LookPath(program); err == nil {
-		if real, err := filepath.EvalSymlinks(found); err == nil {
-			dirs = append(dirs, filepath.Dir(real))
+		if target, err := filepath.EvalSymlinks(found); err == nil {
+			dirs = append(dirs, filepath.Dir(target))
 		}
 	}
 	for _, pattern := range binDirs[p] {

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -12,6 +13,9 @@ import (
 // runPrefix begins the names of the directories of runs.
 const runPrefix = "bounceproof-testenv-"
 
+// diskDir is a directory for temporary files that no system keeps in memory.
+const diskDir = "/var/tmp"
+
 // pidSuffix ends the names of the files that hold the process ids of local servers.
 const pidSuffix = ".pid"
 
@@ -19,6 +23,8 @@ const pidSuffix = ".pid"
 type run struct {
 	id  string
 	dir string
+	// watchdog is the pipe to the watchdog, open for as long as this process lives. nil in the watchdog itself.
+	watchdog io.Closer
 }
 
 // currentRun returns the run of this process. The first call starts its watchdog.
@@ -34,7 +40,8 @@ var currentRun = sync.OnceValues(func() (run, error) {
 	if err := os.Chmod(r.dir, 0o711); err != nil { // whatever the umask
 		return run{}, fmt.Errorf("testenv: %w", err)
 	}
-	if err := startWatchdog(r); err != nil {
+	var err error
+	if r.watchdog, err = startWatchdog(r); err != nil {
 		return run{}, fmt.Errorf("testenv: watchdog: %w", err)
 	}
 	return r, nil
@@ -42,11 +49,10 @@ var currentRun = sync.OnceValues(func() (run, error) {
 
 // durableDir returns a path for a directory on a disk, and makes the watchdog remove it as well.
 func (r run) durableDir(name string) (string, error) {
-	base := "/var/tmp"
-	if _, err := os.Stat(base); err != nil {
+	if _, err := os.Stat(diskDir); err != nil {
 		return filepath.Join(r.dir, name), nil
 	}
-	disk := filepath.Join(base, filepath.Base(r.dir))
+	disk := filepath.Join(diskDir, filepath.Base(r.dir))
 	if err := os.MkdirAll(disk, 0o711); err != nil {
 		return "", fmt.Errorf("testenv: %w", err)
 	}
@@ -58,5 +64,5 @@ func (r run) durableDir(name string) (string, error) {
 
 // dirs returns the directories the run may have made.
 func (r run) dirs() []string {
-	return []string{r.dir, filepath.Join("/var/tmp", filepath.Base(r.dir))}
+	return []string{r.dir, filepath.Join(diskDir, filepath.Base(r.dir))}
 }

@@ -37,27 +37,26 @@ func init() { //nolint:gochecknoinits // see above: it must come before any test
 	os.Exit(0)
 }
 
-// held keeps the pipe to the watchdog open for as long as this process lives.
-var held io.WriteCloser
-
-func startWatchdog(r run) error {
+// startWatchdog returns the pipe at whose end the watchdog comes to its work.
+func startWatchdog(r run) (io.Closer, error) {
 	exe, err := os.Executable()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cmd := exec.Command(exe) //nolint:noctx // it has to outlive everything here
 	cmd.Env = append(os.Environ(), watchdogEnv+"="+r.id+":"+r.dir)
 	cmd.Dir = os.TempDir() // not in the way of whoever removes the directory of the test
 	// No standard output: go test waits until nobody holds its own any more.
-	if held, err = cmd.StdinPipe(); err != nil {
-		return err
+	pipe, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
 	}
 	detach(cmd)
 	if err := cmd.Start(); err != nil {
-		return err
+		return nil, err
 	}
 	go func() { _ = cmd.Wait() }()
-	return nil
+	return pipe, nil
 }
 
 // sweep ends and removes whatever the run has left.
@@ -139,7 +138,7 @@ func SweepAll(ctx context.Context) error {
 	if e, err := engine.Connect(); err == nil {
 		errs = append(errs, e.RemoveAll(ctx))
 	}
-	for _, base := range []string{os.TempDir(), "/var/tmp"} {
+	for _, base := range []string{os.TempDir(), diskDir} {
 		dirs, _ := filepath.Glob(filepath.Join(base, runPrefix+"*")) // the only error is a bad pattern
 		for _, dir := range dirs {
 			id := strings.TrimPrefix(filepath.Base(dir), runPrefix)

@@ -168,7 +168,7 @@ func leftovers(t *testing.T, id, dir, direct, pooled string) string {
 	if ping(t.Context(), pooled) == nil {
 		return "PgBouncer at " + pooled
 	}
-	for _, d := range []string{dir, filepath.Join("/var/tmp", filepath.Base(dir))} {
+	for _, d := range []string{dir, filepath.Join(box.DiskDir, filepath.Base(dir))} {
 		if _, err := os.Stat(d); err == nil {
 			return "the directory " + d
 		}
