@@ -221,7 +221,7 @@ func (br *batchResults) send() (*attempt, error) {
 		}
 		it.a.stage = stageEncode
 		e := br.ex.execution(&it.q, &it.a)
-		e.Reparse = it.a.decision.Pooled
+		e.Reparse = it.a.decision.Pooled && !it.a.decision.Topology.Tracks
 		if err := g.Add(e); err != nil {
 			return &it.a, err
 		}

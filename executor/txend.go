@@ -78,7 +78,7 @@ func (t *tx) commitQueue(ctx context.Context) error {
 		t.ex.count(t.s.c)
 		if err == nil {
 			for i := range attempts {
-				t.ex.succeeded(ctx, &attempts[i])
+				t.succeeded(ctx, &attempts[i])
 			}
 			return nil
 		}
