@@ -132,12 +132,11 @@ func (ex *Executor) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 
 // start is Query; what failed is in the rows, which are closed then.
 func (ex *Executor) start(ctx context.Context, sql string, args []any) *rows {
-	r := &rows{}
 	s, err := ex.acquire(ctx)
 	if err != nil {
-		r.fail(err)
-		return r
+		return &rows{err: err, closed: true}
 	}
+	r := s.newRows()
 	r.conn, r.pooled = s.c.Conn(), s.pooled
 	q := readCall(sql, args)
 	if q.rewriter == nil && q.isPgx(false) {

@@ -33,6 +33,27 @@ type rows struct {
 
 var _ pgx.Rows = (*rows)(nil)
 
+// rowsSlab is rows in stock for one connection: one allocation for many queries, as pgxpool does for its own.
+type rowsSlab []rows
+
+// slabSize bounds what a row that a caller keeps for long holds in memory with it.
+const slabSize = 64
+
+// newRows returns rows for a query on the session's connection.
+func (s *session) newRows() *rows {
+	slab, _ := s.c.Data.(*rowsSlab)
+	if slab == nil {
+		slab = new(rowsSlab)
+		s.c.Data = slab
+	}
+	if len(*slab) == 0 {
+		*slab = make(rowsSlab, slabSize)
+	}
+	r := &(*slab)[0]
+	*slab = (*slab)[1:]
+	return r
+}
+
 // peek reads the first row. It is how Query learns whether the statement was refused, while it can still run it again: what the server
 // refuses at Parse or Bind shows before any row. It reports whether there is an error.
 func (r *rows) peek() error {

@@ -30,6 +30,9 @@ type Conn struct {
 	closes []string // evicted names; a Close for each rides in front of the next request
 	eqb    pgx.ExtendedQueryBuilder
 
+	// Data is the caller's own, kept with the connection.
+	Data any
+
 	// Parses and Learns count the Parse messages sent for executions and for learning since the caller last took them.
 	Parses, Learns uint64
 }
