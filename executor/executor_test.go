@@ -6,40 +6,12 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/prepare"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
-
-func newPool(t testing.TB, url string, change ...func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	cfg, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range change {
-		f(cfg)
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
-}
-
-func newExecutor(t testing.TB, pool *pgxpool.Pool, cfg executor.Config) *executor.Executor {
-	t.Helper()
-	ex, err := executor.New(pool, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ex.Close(context.Background()) })
-	return ex
-}
 
 func TestSmoke(t *testing.T) {
 	s := postgres.Start(t, postgres.Options{})
