@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 
 	"github.com/bounceproof/bounceproof/fallback"
-	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
@@ -266,5 +265,3 @@ func gone(t *testing.T, url string, pid uint32) {
 	})
 	_ = admin.Close(context.Background())
 }
-
-var _ = pgbouncer.Versions
