@@ -145,6 +145,15 @@ func (b *Bouncer) Pin(ctx context.Context, url string) (release func(), err erro
 // Log returns what PgBouncer has logged so far.
 func (b *Bouncer) Log() string { return b.log.String() }
 
+// AwaitLog waits until PgBouncer has logged text, and fails the test if that takes longer than ten seconds. Logs come
+// through a pipe, so a line may lie a moment behind its event.
+func (b *Bouncer) AwaitLog(tb postgres.TB, text string) {
+	tb.Helper()
+	if !b.log.Await(text, 10*time.Second) {
+		tb.Fatalf("testenv: not in the log: %q", text)
+	}
+}
+
 // LogContains reports whether PgBouncer has logged text.
 func (b *Bouncer) LogContains(text string) bool { return strings.Contains(b.log.String(), text) }
 

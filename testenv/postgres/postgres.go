@@ -137,6 +137,10 @@ func Unavailable(tb TB, err error) {
 	tb.Skipf("testenv: %v", missing)
 }
 
+// Shutdown ends every server that this process has started, through this package or package pgbouncer, and returns when they
+// are gone. Without it they end just after the process. Nothing may be started afterwards.
+func Shutdown() error { return box.Sweep() }
+
 func start(o Options) (*Server, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()

@@ -180,6 +180,15 @@ func (s *Server) AddressFor(peer *box.Box) (host string, port int) { return s.bo
 // Log returns what the server has logged so far.
 func (s *Server) Log() string { return s.log.String() }
 
+// AwaitLog waits until the server has logged text, and fails the test if that takes longer than ten seconds. Logs come
+// through a pipe, so a line may lie a moment behind its event.
+func (s *Server) AwaitLog(tb TB, text string) {
+	tb.Helper()
+	if !s.log.Await(text, 10*time.Second) {
+		tb.Fatalf("testenv: not in the log: %q", text)
+	}
+}
+
 // LogContains reports whether the server has logged text.
 func (s *Server) LogContains(text string) bool { return strings.Contains(s.log.String(), text) }
 

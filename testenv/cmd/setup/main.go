@@ -26,7 +26,14 @@ import (
 
 func main() {
 	clean := flag.Bool("clean", false, "remove the containers, volumes and directories of all runs, and end their servers")
+	ask := flag.Bool("engine", false, "do nothing, and succeed if a Docker engine answers")
 	flag.Parse()
+	if *ask {
+		if _, err := engine.Connect(); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
 	if err := run(*clean); err != nil {
 		fmt.Fprintln(os.Stderr, "setup:", err)
 		os.Exit(1)

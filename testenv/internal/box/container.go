@@ -58,9 +58,9 @@ func rightVersion(img engine.Image, s suite.Suite, p suite.Program) error {
 const engineMarker = "engine"
 
 func (c *containerRuntime) open(ctx context.Context, o Options) (*Box, error) {
-	img, err := c.ensure(ctx, o.Program)
-	if err != nil {
-		return nil, err
+	img, ok := c.engine.Has(c.suite)
+	if !ok {
+		return nil, fmt.Errorf("testenv: the image of Debian %s has vanished", c.suite.Name)
 	}
 	r, err := currentRun()
 	if err != nil {
@@ -90,15 +90,15 @@ func (c *containerRuntime) open(ctx context.Context, o Options) (*Box, error) {
 	return b, nil
 }
 
-// ensure returns the image, building it if need be.
-func (c *containerRuntime) ensure(ctx context.Context, p suite.Program) (engine.Image, error) {
+// prepare builds the image if need be.
+func (c *containerRuntime) prepare(ctx context.Context, o Options) error {
 	ctx, cancel := context.WithTimeout(ctx, buildTimeout)
 	defer cancel()
 	img, err := c.engine.Ensure(ctx, c.suite)
 	if err != nil {
-		return engine.Image{}, err
+		return err
 	}
-	return img, rightVersion(img, c.suite, p)
+	return rightVersion(img, c.suite, o.Program)
 }
 
 // containerPort is where servers listen in a container with a network of its own.

@@ -15,12 +15,18 @@ import (
 
 // opener opens boxes in one runtime.
 type opener interface {
+	// prepare makes the runtime ready for o, or says why it cannot serve it after all.
+	prepare(ctx context.Context, o Options) error
+	// open opens a box. Its error is a failure, no reason to look elsewhere.
 	open(ctx context.Context, o Options) (*Box, error)
 }
 
 // find lists the runtimes that may provide o, best first, or says why there is none. Containers come first, so that all
 // versions run in the same surroundings. TESTENV_RUNTIME=container or process allows only that one.
 func find(ctx context.Context, o Options) ([]opener, error) {
+	if o.Program == "" || o.Version == "" {
+		return nil, fmt.Errorf("testenv: neither program nor version may be empty: %+v", o)
+	}
 	only := os.Getenv("TESTENV_RUNTIME")
 	var found []opener
 	var reasons []error
@@ -55,11 +61,11 @@ func open(ctx context.Context, o Options) (*Box, error) {
 	}
 	var reasons []error
 	for _, r := range runtimes {
-		b, err := r.open(ctx, o)
-		if err == nil {
-			return b, nil
+		if err := r.prepare(ctx, o); err != nil {
+			reasons = append(reasons, err)
+			continue
 		}
-		reasons = append(reasons, err)
+		return r.open(ctx, o)
 	}
 	return nil, unavailable(o, reasons)
 }

@@ -115,6 +115,8 @@ func ForgetInstalled() {
 	clear(localKnown)
 }
 
+func (local) prepare(context.Context, Options) error { return nil }
+
 // open makes a directory for the server, owned by the user it will run as.
 func (l local) open(_ context.Context, o Options) (*Box, error) {
 	r, err := currentRun()

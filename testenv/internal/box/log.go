@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"sync"
+	"time"
 )
 
 // logLimit bounds what is kept of a server's output: enough for any failure's last words.
@@ -47,6 +48,18 @@ func (l *Log) Since(mark int) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return string(l.buf.Bytes()[min(max(mark-l.dropped, 0), l.buf.Len()):])
+}
+
+// Await waits until text has been written, up to a limit. It reports whether it has.
+func (l *Log) Await(text string, limit time.Duration) bool {
+	for deadline := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
+		if strings.Contains(l.String(), text) {
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
 }
 
 // Tail returns the last n lines.

@@ -1,0 +1,7 @@
+package postgres
+
+// Configuration and DatabaseName are internal to the package.
+var (
+	Configuration = configuration
+	DatabaseName  = databaseName
+)
