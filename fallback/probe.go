@@ -58,9 +58,9 @@ func Probe(ctx context.Context, dial func(context.Context) (*pgconn.PgConn, erro
 			fmt.Sprintf("the connection's process id %d is its backend's", backend),
 		}}, nil
 	}
-	p := probe{a: a, dial: dial, backends: [2]uint32{backend, 0}}
+	p := probe{a: a, dial: dial, rounds: probeRounds, backends: [2]uint32{backend, 0}}
 	p.top = Topology{Pooler: PoolerOther, Mode: ModeUnknown}
-	p.note("the connection's process id %d is not its backend's %d", a.keyPID, backend)
+	p.note("the connection's process id %d is not its backend's %d", a.keyPID, int32(backend)) //nolint:gosec // CockroachDB's -1
 
 	if err := p.names(budget); err != nil {
 		return Topology{}, probeError(ctx, err)
@@ -88,6 +88,7 @@ func probeError(ctx context.Context, err error) error {
 type probe struct {
 	a, b     *wire // b may be nil: refused, or lost
 	dial     func(context.Context) (*pgconn.PgConn, error)
+	rounds   int
 	backends [2]uint32 // last seen on a and b; 0 = none yet
 	top      Topology
 }
@@ -110,8 +111,9 @@ func (p *probe) names(ctx context.Context) error {
 		if p.a.dead || !errors.As(err, &pgErr) {
 			return err
 		}
-		// An error skipped the Close. It may reach another server now; the random name then harms nobody.
+		// The error skipped the Close. It may reach another server now; the random name then harms nobody.
 		_, _ = p.a.group(ctx, func(w *wire) { w.closeStatement(name) })
+		p.rounds-- // in which this one was not planned
 		p.note("asking for prepared statements failed with SQLSTATE %s", pgErr.Code)
 		return nil
 	}
@@ -178,7 +180,7 @@ func (p *probe) servers(ctx context.Context) {
 		p.note("a second connection was refused")
 	}
 	p.b = b
-	for range probeRounds {
+	for range p.rounds {
 		for i, w := range [2]*wire{p.a, p.b} {
 			if w == nil || w.dead {
 				continue
