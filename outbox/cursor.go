@@ -47,10 +47,21 @@ func (c *completions) add(l *lane, next position) {
 	c.toID, c.toAt = append(c.toID, &next.to.id), append(c.toAt, &next.to.at)
 }
 
+func (c *completions) args(subscription string) []any {
+	return []any{prepare.Stable, subscription, c.lanes, c.tokens, c.oldFrom, c.oldPos, c.from, c.fromAt, c.toID, c.toAt, c.pos}
+}
+
+func (c *completions) argsWith(subscription string, ch *changes) []any {
+	return append(c.args(subscription), ch.lanes, ch.seqs, ch.what, ch.attempts, ch.states, ch.waits, ch.errors)
+}
+
 // queue adds the statement to a group and fills done with the lanes that moved.
-func (c *completions) queue(b *pgx.Batch, s *Store, subscription string, done map[int16]bool) {
-	b.Queue(s.sql.complete, prepare.Stable, subscription, c.lanes, c.tokens, c.oldFrom, c.oldPos, c.from, c.fromAt,
-		c.toID, c.toAt, c.pos).Query(func(rows pgx.Rows) error {
+func (c *completions) queue(b *pgx.Batch, s *Store, subscription string, ch *changes, done map[int16]bool) {
+	sql, args := s.sql.complete, c.args(subscription)
+	if !ch.empty() {
+		sql, args = s.sql.completeFailed, c.argsWith(subscription, ch)
+	}
+	b.Queue(sql, args...).Query(func(rows pgx.Rows) error {
 		var lane int16
 		_, err := pgx.ForEachRow(rows, []any{&lane}, func() error {
 			done[lane] = true

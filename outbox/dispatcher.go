@@ -31,6 +31,14 @@ type DispatcherConfig struct {
 	// Defaults to 100; at most 1,000.
 	PageSize int
 
+	// MaxAttempts is how many attempts an event has. After the last one it is dead: it stays in the table of failed events until
+	// somebody decides. Defaults to 20; negative: no limit.
+	MaxAttempts int
+
+	// MinBackoff and MaxBackoff bound the wait between two attempts: it is drawn from zero to MinBackoff after the first and to twice
+	// that after each further one, up to MaxBackoff. They default to 1 s and 10 min.
+	MinBackoff, MaxBackoff time.Duration
+
 	// ShutdownTimeout is how long handlers may go on when Run is told to stop. Then their context is done; Run waits for them
 	// in any case. Defaults to 10 s. Negative: their context is done at once.
 	ShutdownTimeout time.Duration
@@ -59,6 +67,15 @@ func (cfg DispatcherConfig) resolve(s *Store) (DispatcherConfig, error) {
 	if cfg.ShutdownTimeout == 0 {
 		cfg.ShutdownTimeout = 10 * time.Second
 	}
+	if cfg.MaxAttempts == 0 {
+		cfg.MaxAttempts = 20
+	}
+	if cfg.MinBackoff == 0 {
+		cfg.MinBackoff = time.Second
+	}
+	if cfg.MaxBackoff == 0 {
+		cfg.MaxBackoff = max(10*time.Minute, cfg.MinBackoff)
+	}
 	if cfg.Owner == "" {
 		host, _ := os.Hostname() // an empty one is as good
 		cfg.Owner = fmt.Sprintf("%s-%d", host, os.Getpid())
@@ -73,6 +90,8 @@ func (cfg DispatcherConfig) resolve(s *Store) (DispatcherConfig, error) {
 		return cfg, fmt.Errorf("outbox: dispatcher: concurrency %d: want at least 1", cfg.Concurrency)
 	case cfg.PageSize < 0 || cfg.PageSize > 1000:
 		return cfg, fmt.Errorf("outbox: dispatcher: page size %d: want 1 to 1,000", cfg.PageSize)
+	case cfg.MinBackoff < 0 || cfg.MaxBackoff < cfg.MinBackoff:
+		return cfg, fmt.Errorf("outbox: dispatcher: backoff from %v to %v", cfg.MinBackoff, cfg.MaxBackoff)
 	case len(cfg.Owner) > 200 || !storable(cfg.Owner):
 		return cfg, errors.New("outbox: dispatcher: owner: want text of at most 200 bytes")
 	}
@@ -146,7 +165,9 @@ var _ notify.Handler = (*Dispatcher)(nil)
 // DispatcherStats are counts since the dispatcher was made.
 type DispatcherStats struct {
 	Delivered            int64 // events whose handler succeeded, whether or not that could be recorded
-	Retries              int64 // calls of the handler that failed
+	Discarded            int64 // events whose handler returned Discard
+	Retries              int64 // attempts that failed
+	Dead                 int64 // events that failed for the last time
 	Pages                int64 // pages with events
 	LeasesLost           int64 // lanes that another dispatcher took, or that ran out
 	CompletionRoundTrips int64 // round trips that recorded progress
@@ -154,13 +175,14 @@ type DispatcherStats struct {
 }
 
 type counts struct {
-	delivered, retries, pages, leasesLost, completions, ticks atomic.Int64
+	delivered, discarded, retries, dead, pages, leasesLost, completions, ticks atomic.Int64
 }
 
 // Stats returns the counts so far.
 func (d *Dispatcher) Stats() DispatcherStats {
 	return DispatcherStats{
-		Delivered: d.counts.delivered.Load(), Retries: d.counts.retries.Load(), Pages: d.counts.pages.Load(),
+		Delivered: d.counts.delivered.Load(), Discarded: d.counts.discarded.Load(), Retries: d.counts.retries.Load(),
+		Dead: d.counts.dead.Load(), Pages: d.counts.pages.Load(),
 		LeasesLost: d.counts.leasesLost.Load(), CompletionRoundTrips: d.counts.completions.Load(), Ticks: d.counts.ticks.Load(),
 	}
 }

@@ -84,7 +84,7 @@ func newProcess(t *testing.T, url string, cfg outbox.Config) *process {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.pool.Close)
-	p.ex, err = executor.New(p.pool, executor.Config{})
+	p.ex, err = executor.New(p.pool, executor.Config{Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}

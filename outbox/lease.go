@@ -32,10 +32,15 @@ type lane struct {
 	stored position // as the database has it: the operand of the compare-and-swap
 	now    position // ahead of stored when empty batches were passed over
 
-	job    *job      // while busy and done
-	next   position  // while done: where the job has brought the lane
-	askAt  time.Time // while adopting: not before
-	cancel context.CancelCauseFunc
+	failed  blocked // keys that wait outside the log
+	paused  bool    // too many of them: nothing is read from the log
+	crashes int     // of former owners in a row
+
+	job     *job      // while busy
+	next    position  // while done: where the job has brought the lane,
+	changes *changes  // and what became of its events
+	askAt   time.Time // while adopting: not before
+	cancel  context.CancelCauseFunc
 }
 
 type laneState int8
@@ -125,6 +130,9 @@ func (r *runner) rebalance(ctx context.Context, sh shares) error {
 			if staying > want && l.state == state && !l.leaving {
 				l.leaving = true
 				staying--
+				if l.job != nil {
+					l.job.giveUp()
+				}
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/bounceproof/bounceproof/internal/backoff"
+	"github.com/bounceproof/bounceproof/prepare"
 )
 
 const (
@@ -29,6 +30,8 @@ type runner struct {
 	sub   *Subscription
 	owner string
 	log   *slog.Logger
+
+	policy policy
 
 	lanes    map[int16]*lane
 	results  chan *job     // from the goroutines of busy lanes
@@ -53,7 +56,13 @@ type runner struct {
 }
 
 func newRunner(d *Dispatcher, owner string) *runner {
+	cfg := &d.cfg
 	return &runner{
+		policy: policy{
+			maxAttempts: max(cfg.MaxAttempts, 0),
+			backoff:     backoff.Policy{Base: cfg.MinBackoff, Max: cfg.MaxBackoff}.Delay,
+			skipDead:    d.sub.skipDead,
+		},
 		d: d, s: d.sub.store, sub: d.sub, owner: owner,
 		log:     d.cfg.Logger.With(slog.String("subscription", d.sub.name), slog.String("owner", owner)),
 		lanes:   make(map[int16]*lane),
@@ -213,16 +222,21 @@ func (r *runner) nextTime() time.Time {
 		switch {
 		case l.state == adopting:
 			earlier(l.askAt)
-		case l.state == done, l.state == idle && (l.leaving || l.now.to.id != 0 || l.now.from.id < r.newest):
+		case l.state == done, l.state == idle && (l.leaving || !l.paused && (l.now.to.id != 0 || l.now.from.id < r.newest)):
 			return time.Time{}
 		case l.state == idle && r.wantTick:
 			earlier(r.lastTick.Add(tickInterval))
+		}
+		if l.state == idle {
+			if at, ok := l.failed.nextDue(); ok {
+				earlier(at)
+			}
 		}
 	}
 	return next
 }
 
-// collect takes a page back from the handlers.
+// collect takes a job back from the handlers.
 func (r *runner) collect(j *job) {
 	r.jobs--
 	l := j.lane
@@ -231,12 +245,22 @@ func (r *runner) collect(j *job) {
 	}
 	l.cancel(nil)
 	l.cancel, l.job = nil, nil
-	if n := j.prefix(); n > 0 {
-		l.state = done
-		l.next = l.now.after(j.page, j.page.events[n-1].Seq)
-		return
+	switch {
+	case j.unsure:
+		l.state, l.askAt = adopting, time.Time{}
+	case j.recorded:
+		l.state = idle
+		r.dirty(l)
+	case j.tried():
+		l.state, l.next, l.changes = done, j.next(), j.tally()
+	default:
+		l.state = idle // stopped before anything ended: the page is read again
 	}
-	l.state = idle
+	if l.failed.full() != l.paused {
+		l.paused = !l.paused
+		r.log.Warn("outbox: lane has too many waiting keys to read on, or no longer so", slog.Int("lane", int(l.id)),
+			slog.Int("keys", len(l.failed.keys)), slog.Bool("paused", l.paused))
+	}
 }
 
 // step is the round trip of the way of an event: tick, completions and pages in one group.
@@ -278,21 +302,31 @@ type group struct {
 	done      map[int16]bool
 	adopt     []int16
 	adopted   []adopted
+	failed    map[int16]*blocked
 	reads     []*lane
 	pages     map[int16]*page
+	due       map[int16]bool // lanes with keys that were due
+	again     map[int16][]*item
 }
 
 func (r *runner) group(now time.Time) *group {
-	g := &group{done: make(map[int16]bool), pages: make(map[int16]*page)}
+	g := &group{
+		done: make(map[int16]bool), pages: make(map[int16]*page), failed: make(map[int16]*blocked), again: make(map[int16][]*item),
+		due: make(map[int16]bool),
+	}
 	var moves completions
+	var what changes
+	var calm completions
 	var reads pages
+	var again retries
 	g.ticks = !r.stopping && r.wantTick && now.Sub(r.lastTick) >= tickInterval && r.resting()
 	advance := !r.advanceAt.IsZero() && (r.stopping || !now.Before(r.advanceAt))
 	for _, l := range r.lanes {
+		if l.state == busy {
+			continue // its place is the job's
+		}
 		at := l.now
 		switch {
-		case l.state == busy:
-			continue
 		case l.state == adopting:
 			if !r.stopping && !now.Before(l.askAt) {
 				g.adopt = append(g.adopt, l.id)
@@ -301,15 +335,28 @@ func (r *runner) group(now time.Time) *group {
 		case l.state == done:
 			at = l.next
 			moves.add(l, at)
+			what.join(l.changes)
 			g.moved = append(g.moved, l)
+			if l.crashes > 0 {
+				calm.add(l, at)
+			}
 		case advance && l.stored != l.now:
 			l.next = l.now
 			moves.add(l, l.next)
 			g.moved = append(g.moved, l)
 		}
-		if !r.stopping && !l.leaving && (at.to.id != 0 || g.ticks || at.from.id < r.newest) {
+		if r.stopping || l.leaving {
+			continue
+		}
+		keys := l.failed.dueKeys(now, r.d.cfg.PageSize)
+		again.add(l, keys, r.d.cfg.PageSize)
+		log := !l.paused && (at.to.id != 0 || g.ticks || at.from.id < r.newest)
+		if log {
 			reads.add(l, at, r.d.cfg.PageSize)
+		}
+		if log || len(keys) > 0 {
 			g.reads = append(g.reads, l)
+			g.due[l.id] = len(keys) > 0
 		}
 	}
 	if g.ticks {
@@ -317,23 +364,29 @@ func (r *runner) group(now time.Time) *group {
 		r.s.queueTick(&g.batch, &g.tick)
 	}
 	g.completes = len(moves.lanes) > 0
-	if !g.completes && len(g.adopt) == 0 {
-		if len(reads.lanes) > 0 {
-			reads.queue(&g.batch, r.sub, g.pages)
-		}
-		return g
+	several := g.completes || len(g.adopt) > 0
+	if several {
+		g.batch.Queue(begin)
 	}
-	g.batch.Queue(begin)
 	if g.completes {
-		moves.queue(&g.batch, r.s, r.sub.name, g.done)
+		moves.queue(&g.batch, r.s, r.sub.name, &what, g.done)
+	}
+	if len(calm.lanes) > 0 {
+		g.batch.Queue(r.s.sql.leaseCalm, prepare.Stable, r.sub.name, r.owner, calm.lanes, calm.tokens)
 	}
 	if len(g.adopt) > 0 {
 		r.s.queueAdopt(&g.batch, r.sub.name, r.owner, g.adopt, &g.adopted)
+		r.s.queueLoad(&g.batch, r.sub, g.adopt, g.failed)
 	}
 	if len(reads.lanes) > 0 {
 		reads.queue(&g.batch, r.sub, g.pages)
 	}
-	g.batch.Queue("commit")
+	if len(again.lanes) > 0 {
+		again.queue(&g.batch, r.sub, g.again)
+	}
+	if several {
+		g.batch.Queue("commit")
+	}
 	return g
 }
 
@@ -351,8 +404,11 @@ func (r *runner) applyCompletions(g *group) {
 	for _, l := range g.moved {
 		if !g.done[l.id] {
 			// Another writer moved the lane's token, or an answer was lost and the move is already there. The row tells.
-			l.state, l.askAt = adopting, time.Time{}
+			l.state, l.askAt, l.changes = adopting, time.Time{}, nil
 			continue
+		}
+		if l.state == done {
+			l.changes, l.crashes = nil, 0
 		}
 		l.state = idle
 		l.stored, l.now = l.next, l.next
@@ -373,7 +429,12 @@ func (r *runner) dirty(l *lane) {
 func (r *runner) applyAdopted(g *group, now time.Time) {
 	for _, a := range g.adopted {
 		if l := r.lanes[a.lane]; l.token == a.token {
-			l.state, l.stored, l.now = idle, a.at, a.at
+			l.state, l.stored, l.now, l.crashes = idle, a.at, a.at, a.crashes
+			l.failed = blocked{}
+			if b := g.failed[a.lane]; b != nil {
+				l.failed = *b
+			}
+			l.paused = l.failed.full()
 			r.wantTick = true
 		}
 	}
@@ -387,39 +448,47 @@ func (r *runner) applyAdopted(g *group, now time.Time) {
 
 func (r *runner) applyPages(g *group) {
 	for _, l := range g.reads {
-		p := g.pages[l.id]
-		switch {
-		case l.state != idle:
+		if l.state != idle {
 			continue // its completion was refused
-		case p == nil && l.now.to.id != 0: // the end of its batch is gone: only after a failover
+		}
+		p, again := g.pages[l.id], g.again[l.id]
+		switch {
+		case p == nil && l.now.to.id != 0 && !l.paused, g.due[l.id] && len(again) == 0:
+			// The end of its batch, or what waits, is gone: only after a failover or a hand in the tables.
 			l.state, l.askAt = adopting, time.Now().Add(askInterval)
 			continue
 		case p == nil: // its from tick is the newest
-			r.newest = min(r.newest, l.now.from.id)
-			continue
-		}
-		r.newest = max(r.newest, p.to.id)
-		if len(p.events) == 0 {
+			if !l.paused {
+				r.newest = min(r.newest, l.now.from.id)
+			}
+		case len(p.events) == 0:
+			r.newest = max(r.newest, p.to.id)
 			l.now = position{from: p.to}
 			r.dirty(l)
+			p = nil
+		default:
+			r.newest = max(r.newest, p.to.id)
+		}
+		if p == nil && len(again) == 0 {
 			continue
 		}
-		r.wantTick = true
-		r.start(l, p)
+		r.wantTick = r.wantTick || p != nil
+		r.start(newJob(r, l, p, again))
 	}
 }
 
-// start hands a page to the handlers.
-func (r *runner) start(l *lane, p *page) {
-	j := newJob(l, p)
+// start hands a job to the handlers.
+func (r *runner) start(j *job) {
 	ctx, cancel := context.WithCancelCause(r.leases)
-	l.state, l.job, l.cancel = busy, j, cancel
+	j.ctx = ctx
+	j.lane.state, j.lane.job, j.lane.cancel = busy, j, cancel
 	r.jobs++
-	r.d.counts.pages.Add(1)
-	f := r.d.handler.(HandlerFunc)
+	if j.page != nil {
+		r.d.counts.pages.Add(1)
+	}
 	go func() {
 		defer cancel(nil)
-		r.d.deliver(ctx, r.stop, r.slots, f, j)
+		j.work()
 		r.results <- j
 	}()
 }
@@ -438,10 +507,13 @@ func (r *runner) extend(deadline time.Time) {
 
 // send sends a group and waits for all of it, no longer than a lease lasts.
 func (r *runner) send(ctx context.Context, b *pgx.Batch) error {
-	ctx, cancel := context.WithTimeout(ctx, max(r.d.cfg.LeaseDuration, time.Second))
+	ctx, cancel := context.WithTimeout(ctx, r.timeout())
 	defer cancel()
 	return r.s.ex.SendBatch(ctx, b).Close()
 }
+
+// timeout bounds a round trip: no longer than a lease lasts.
+func (r *runner) timeout() time.Duration { return max(r.d.cfg.LeaseDuration, time.Second) }
 
 func earliest(a, b time.Time) time.Time {
 	if b.Before(a) {

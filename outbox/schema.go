@@ -46,7 +46,8 @@ type statements struct {
 	tickLock, tick, page, complete                   string
 	memberSeen, memberLeave                          string
 	leaseRenew, leaseShares, leaseClaim, leaseReturn string
-	adopt                                            string
+	leaseCalm, adopt                                 string
+	completeFailed, failedLoad, failedDue            string
 	meta                                             string
 }
 
@@ -57,8 +58,9 @@ func statementsFor(schema string) *statements {
 		tickLock: t("tick_lock"), tick: t("tick"), page: t("page"), complete: t("complete"),
 		memberSeen: t("member_seen"), memberLeave: t("member_leave"),
 		leaseRenew: t("lease_renew"), leaseShares: t("lease_shares"), leaseClaim: t("lease_claim"), leaseReturn: t("lease_release"),
-		adopt: t("cursor_adopt"),
-		meta:  t("meta"),
+		leaseCalm: t("lease_calm"), adopt: t("cursor_adopt"),
+		completeFailed: t("complete_failed"), failedLoad: t("failed_load"), failedDue: t("failed_due"),
+		meta: t("meta"),
 	}
 }
 
@@ -77,13 +79,13 @@ func (e *ConfigMismatchError) Error() string {
 	return fmt.Sprintf("outbox: %s is %s in the database and %s in this process", e.Setting, e.Database, e.Config)
 }
 
-// querier is what reading the fixed facts needs; a transaction as well as an executor.
-type querier interface {
+// rowQuerier is what reading the fixed facts needs; a transaction as well as an executor.
+type rowQuerier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
 // verify reads, once, what the first Migrate fixed.
-func (s *Store) verify(ctx context.Context, q querier) (lanes int, err error) {
+func (s *Store) verify(ctx context.Context, q rowQuerier) (lanes int, err error) {
 	if n := s.lanes.Load(); n > 0 {
 		return int(n), nil
 	}
@@ -185,7 +187,7 @@ func (e *SequenceError) Error() string { return "outbox: event_seq: " + e.Reason
 
 // checkSequence refuses a sequence that caches (numbers of one backend would lie above the tip that a tick read before
 // them, and be handed out later), cycles, counts other than by one, would vanish with a column, or was set back.
-func (s *Store) checkSequence(ctx context.Context, q querier) error {
+func (s *Store) checkSequence(ctx context.Context, q rowQuerier) error {
 	var cycle, owned, back bool
 	var cache, increment int64
 	err := q.QueryRow(ctx, text(s.schema, "sequence_check")).Scan(&cache, &increment, &cycle, &owned, &back)

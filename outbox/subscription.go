@@ -32,13 +32,19 @@ func At(t time.Time) Start { return Start{at: t} }
 type SubscriptionConfig struct {
 	// Start counts only when the subscription is created. Defaults to [Earliest].
 	Start Start
+
+	// SkipOnDead lets events follow a dead one of the same key. By default a key whose event has failed for the last time stays
+	// blocked until somebody decides, because what follows may build on it. The last Subscribe decides for the dispatchers made with what
+	// it returns.
+	SkipOnDead bool
 }
 
 // Subscription is a named reader of the whole log with a place of its own in it. Safe for concurrent use.
 type Subscription struct {
-	store *Store
-	name  string
-	lanes int
+	store    *Store
+	name     string
+	lanes    int
+	skipDead bool
 }
 
 // Name returns the name.
@@ -65,7 +71,7 @@ func (s *Store) Subscribe(ctx context.Context, name string, cfg SubscriptionConf
 	if err != nil {
 		return nil, fmt.Errorf("outbox: subscribe %s: %w", name, err)
 	}
-	return &Subscription{store: s, name: name, lanes: lanes}, nil
+	return &Subscription{store: s, name: name, lanes: lanes, skipDead: cfg.SkipOnDead}, nil
 }
 
 func (s *Store) subscribe(ctx context.Context, tx pgx.Tx, name string, cfg SubscriptionConfig) error {
@@ -74,7 +80,11 @@ func (s *Store) subscribe(ctx context.Context, tx pgx.Tx, name string, cfg Subsc
 		return err
 	}
 	var exists bool
-	if err := tx.QueryRow(ctx, text(s.schema, "subscription_exists"), name).Scan(&exists); err != nil || exists {
+	if err := tx.QueryRow(ctx, text(s.schema, "subscription_exists"), name).Scan(&exists); err != nil {
+		return err
+	}
+	if exists {
+		_, err := tx.Exec(ctx, text(s.schema, "subscription_update"), name, cfg.SkipOnDead)
 		return err
 	}
 	var tick int64
@@ -88,7 +98,7 @@ func (s *Store) subscribe(ctx context.Context, tx pgx.Tx, name string, cfg Subsc
 			return err
 		}
 	}
-	tag, err := tx.Exec(ctx, text(s.schema, "subscription_create"), name, tick)
+	tag, err := tx.Exec(ctx, text(s.schema, "subscription_create"), name, tick, cfg.SkipOnDead)
 	if err == nil && tag.RowsAffected() == 0 {
 		err = errors.New("no lanes") // a meta row without lanes cannot be
 	}

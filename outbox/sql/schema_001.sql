@@ -87,6 +87,7 @@ create table {schema}.failed (
   failed_at timestamptz not null default clock_timestamp(),
   primary key (subscription, lane, seq)
 );
+create index failed_key on {schema}.failed (subscription, lane, key, seq);
 
 create table {schema}.scheduled (
   id bigint generated always as identity primary key,

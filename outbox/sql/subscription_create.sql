@@ -1,6 +1,6 @@
 -- From the base tick, a lane begins where retention left it; from any other the position follows from the ticks.
 with added as (
-  insert into {schema}.subscription (name) values ($1::text)
+  insert into {schema}.subscription (name, skip_on_dead) values ($1::text, $3::boolean)
 ), leases as (
   insert into {schema}.lease (subscription, lane)
   select $1::text, l from {schema}.meta m, generate_series(0, m.lanes - 1) l

@@ -1,0 +1,366 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// item is an event with the handlers.
+type item struct {
+	Delivery
+	stored  bool // it comes from the table of failed events
+	outcome outcome
+	err     error
+}
+
+type outcome int8
+
+const (
+	untried outcome = iota
+	succeeded
+	failed
+)
+
+// job is what a lane has with the handlers: a page, retries that were due, or both.
+type job struct {
+	r    *runner
+	lane *lane // the job's alone until it is collected, except its identity
+	page *page // nil: only retries
+
+	runs   [][]*item // by key, in order; an event without a key is a run of its own
+	behind []*item   // of the page, whose key waits outside the log
+
+	ctx   context.Context // the handlers'
+	leave chan struct{}   // capacity one: the lane is to be given back
+
+	// Of the kinds with a transaction:
+	recorded bool // everything is in the database, and lane.stored is where it says
+	unsure   bool // what the database says has to be read
+}
+
+// newJob sorts a page and retries into runs.
+func newJob(r *runner, l *lane, p *page, again []*item) *job {
+	j := &job{r: r, lane: l, page: p, leave: make(chan struct{}, 1)}
+	byKey := make(map[string]int)
+	add := func(it *item) {
+		if at, ok := byKey[it.Key]; ok && it.Key != "" {
+			j.runs[at] = append(j.runs[at], it)
+			return
+		}
+		byKey[it.Key] = len(j.runs)
+		j.runs = append(j.runs, []*item{it})
+	}
+	for _, it := range again {
+		add(it)
+	}
+	if p != nil {
+		for i := range p.events {
+			it := &item{Delivery: p.events[i]}
+			if it.Key != "" && l.failed.has(it.failKey()) {
+				j.behind = append(j.behind, it)
+				continue
+			}
+			add(it)
+		}
+	}
+	return j
+}
+
+// next is where the lane stands when the job is recorded.
+func (j *job) next() position {
+	if j.page == nil {
+		return j.lane.now
+	}
+	return j.lane.now.after(j.page, j.page.last())
+}
+
+// tried reports whether any event came to an end.
+func (j *job) tried() bool {
+	for _, run := range j.runs {
+		for _, it := range run {
+			if it.outcome != untried {
+				return true
+			}
+		}
+	}
+	return len(j.runs) == 0 // all of the page is to be put behind others
+}
+
+// tally says what became of the events.
+func (j *job) tally() *changes {
+	var c changes
+	for _, run := range j.runs {
+		for _, it := range run {
+			switch it.outcome {
+			case succeeded:
+				j.lane.succeed(it, &c)
+			case failed:
+				j.failed(it, &c)
+			case untried:
+				j.lane.park(it, &c)
+			}
+		}
+	}
+	for _, it := range j.behind {
+		j.lane.park(it, &c)
+	}
+	return &c
+}
+
+func (j *job) failed(it *item, c *changes) {
+	if j.lane.fail(it, it.err, &j.r.policy, c) {
+		j.r.d.counts.dead.Add(1)
+		j.r.log.Warn("outbox: an event is dead", slog.Int("lane", it.Lane), slog.Int64("seq", it.Seq), slog.String("type", it.Type),
+			slog.Int("attempts", it.Attempt), slog.Any("error", it.err))
+	}
+}
+
+// settle notes how a call of the handler for one event ended. It reports whether the run goes on.
+func (j *job) settle(it *item, err error) bool {
+	counts := &j.r.d.counts
+	if err == nil {
+		it.outcome = succeeded
+		counts.delivered.Add(1)
+		return true
+	}
+	if _, ok := errors.AsType[*discarded](err); ok {
+		it.outcome = succeeded
+		counts.discarded.Add(1)
+		return true
+	}
+	if j.ctx.Err() != nil {
+		return false // it was not the event's fault
+	}
+	counts.retries.Add(1)
+	it.outcome, it.err = failed, err
+	return false
+}
+
+// slot waits for a place among the running handlers; false when no more events are to be started.
+func (j *job) slot() bool {
+	select {
+	case j.r.slots <- struct{}{}:
+		if !j.halted() {
+			return true
+		}
+		<-j.r.slots
+	case <-j.r.stop.Done():
+	case <-j.ctx.Done():
+	}
+	return false
+}
+
+func (j *job) free() { <-j.r.slots }
+
+// giveUp ends the rest of a job that waits for an outage to pass.
+func (j *job) giveUp() {
+	select {
+	case j.leave <- struct{}{}:
+	default:
+	}
+}
+
+func (j *job) halted() bool { return j.r.stop.Err() != nil || j.ctx.Err() != nil }
+
+// work calls the handler for all events. It returns when all calls have.
+func (j *job) work() {
+	suspect := j.lane.crashes >= suspicious
+	switch h := j.r.d.handler.(type) {
+	case HandlerFunc:
+		one := func(it *item) error { return guard(func() error { return h(j.ctx, it.Delivery) }) }
+		if suspect {
+			j.stepByStep(singly(one))
+			return
+		}
+		j.untilNoOutage(func() { j.sideBySide(one) })
+	case BatchHandlerFunc:
+		one := func(it *item) error { return guard(func() error { return h(j.ctx, []Delivery{it.Delivery}) }) }
+		if suspect {
+			j.stepByStep(singly(one))
+			return
+		}
+		if !j.batch(func(ds []Delivery) error { return guard(func() error { return h(j.ctx, ds) }) }) {
+			j.untilNoOutage(func() { j.oneByOne(one) })
+		}
+	case TxHandlerFunc:
+		j.stepByStep(inTx(func(tx pgx.Tx, it *item) error {
+			return guard(func() error { return h(j.ctx, tx, it.Delivery) })
+		}))
+	case BatchTxHandlerFunc:
+		all := func(tx pgx.Tx, ds []Delivery) error { return guard(func() error { return h(j.ctx, tx, ds) }) }
+		if !suspect && j.pageInTx(all) {
+			return
+		}
+		j.stepByStep(inTx(func(tx pgx.Tx, it *item) error { return all(tx, []Delivery{it.Delivery}) }))
+	}
+}
+
+// sideBySide calls the handler for runs concurrently, each in order up to its first failure.
+func (j *job) sideBySide(one func(*item) error) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range min(len(j.runs), cap(j.r.slots)) {
+		wg.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(j.runs) {
+					return
+				}
+				j.inOrder(j.runs[i], one)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// oneByOne calls the handler for one event at a time.
+func (j *job) oneByOne(one func(*item) error) {
+	for _, run := range j.runs {
+		j.inOrder(run, one)
+	}
+}
+
+func (j *job) inOrder(run []*item, one func(*item) error) {
+	for _, it := range run {
+		if it.outcome == succeeded {
+			continue
+		}
+		if !j.slot() {
+			return
+		}
+		err := one(it)
+		j.free()
+		if !j.settle(it, err) {
+			return
+		}
+	}
+}
+
+// batch calls the handler once for all events of the log; retries stay for later. It reports whether all is done.
+func (j *job) batch(all func([]Delivery) error) bool {
+	items := j.fresh()
+	if len(items) == 0 {
+		return false
+	}
+	if !j.slot() {
+		return true
+	}
+	err := all(deliveries(items))
+	j.free()
+	if err != nil && j.ctx.Err() != nil {
+		return true
+	}
+	if _, ok := errors.AsType[*discarded](err); err != nil && !ok {
+		return false
+	}
+	for _, it := range items {
+		j.settle(it, err)
+	}
+	return len(items) == j.size()
+}
+
+func (j *job) size() (n int) {
+	for _, run := range j.runs {
+		n += len(run)
+	}
+	return n
+}
+
+// fresh returns the events of the page that may be handled, in order of their numbers.
+func (j *job) fresh() (items []*item) {
+	if j.page == nil {
+		return nil
+	}
+	at := make(map[int64]*item, len(j.page.events))
+	for _, run := range j.runs {
+		for _, it := range run {
+			if !it.stored {
+				at[it.Seq] = it
+			}
+		}
+	}
+	for i := range j.page.events {
+		if it := at[j.page.events[i].Seq]; it != nil {
+			items = append(items, it)
+		}
+	}
+	return items
+}
+
+func deliveries(items []*item) []Delivery {
+	ds := make([]Delivery, len(items))
+	for i, it := range items {
+		ds[i] = it.Delivery
+	}
+	return ds
+}
+
+// outageFailures is how many runs of a job must fail, and be most of it, to be taken for an outage of what the handler needs
+// rather than for the events' own fault.
+const outageFailures = 10
+
+func (j *job) outage() bool {
+	bad := 0
+	for _, run := range j.runs {
+		for _, it := range run {
+			if it.outcome == failed {
+				bad++
+			}
+		}
+	}
+	return bad >= outageFailures && 2*bad > len(j.runs)
+}
+
+// untilNoOutage repeats what failed while most of the job fails: the lane rests, its cursor stays, no attempt counts.
+func (j *job) untilNoOutage(try func()) {
+	for round := 1; ; round++ {
+		try()
+		if !j.outage() {
+			return
+		}
+		if round == 1 {
+			j.r.log.Warn("outbox: most of a page fails; the lane rests", slog.Int("lane", int(j.lane.id)), slog.Any("error", j.anError()))
+		}
+		for _, run := range j.runs {
+			for _, it := range run {
+				if it.outcome == failed {
+					it.outcome = untried
+				}
+			}
+		}
+		if !j.rest(j.r.policy.backoff(round)) {
+			return
+		}
+	}
+}
+
+func (j *job) anError() error {
+	for _, run := range j.runs {
+		for _, it := range run {
+			if it.outcome == failed {
+				return it.err
+			}
+		}
+	}
+	return nil
+}
+
+// rest waits; false when the lane has something else to do.
+func (j *job) rest(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-j.leave:
+	case <-j.r.stop.Done():
+	case <-j.ctx.Done():
+	}
+	return false
+}
