@@ -265,6 +265,11 @@ func (c *Context) fromParseOrBind(v Verdict) (Verdict, bool) {
 		if e.Routine == "exec_execute_message" || e.Routine == "exec_describe_portal_message" {
 			return c.refused(v, ReasonSplitBatch, Return), true
 		}
+	default:
+		// An argument that is no value of the type the statement was learnt with. It may be one of the type the column has now.
+		if dataException(e) && c.Learnt && e.Where != "" {
+			return c.refused(v, ReasonStaleShape, c.rerun(Relearn)), true
+		}
 	}
 	return v, false
 }
@@ -307,9 +312,12 @@ func isNameRune(r rune) bool {
 // fromBindParameter reports whether the error's context is the one PostgreSQL gives to the conversion of a bound parameter
 // (bind_param_error_callback in postgres.c), which happens before anything runs.
 func fromBindParameter(e *pgconn.PgError) bool {
-	return (e.Code == "22P03" || e.Code == "08P01" || e.Code == "XX000") && !strings.Contains(e.Where, "\n") && strings.Contains(e.Where, "$") &&
+	return (dataException(e) || e.Code == "08P01" || e.Code == "XX000") && !strings.Contains(e.Where, "\n") && strings.Contains(e.Where, " $") &&
 		e.Routine != "exec_stmt_raise"
 }
+
+// dataException reports whether the error is of class 22: text or bytes that are no value of the type.
+func dataException(e *pgconn.PgError) bool { return strings.HasPrefix(e.Code, "22") }
 
 // fatal reports whether the server closes the connection after this error. Severity is translated before PostgreSQL 9.6 only; poolers
 // leave the untranslated field out.

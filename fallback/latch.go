@@ -184,7 +184,7 @@ func (l *Latch) Trip(ctx context.Context, ran *Decision, v Verdict) bool {
 	switch {
 	case l.config.Policy == PolicyOff:
 	case soon:
-		l.due.Store(max(1, int64(l.clock())))
+		l.due.Store(int64(l.clock()))
 	case to == Unprepared || to == Shared:
 		if ran.Strategy == Named && l.clock()-l.restored >= calm {
 			l.wait = l.config.ReprobeAfter
@@ -248,8 +248,8 @@ func (l *Latch) plan() {
 	}
 }
 
-// clock is the time since the latch was made.
-func (l *Latch) clock() time.Duration { return time.Since(l.start) }
+// clock is the time since just before the latch was made: never 0, which stands for "not at all" in due.
+func (l *Latch) clock() time.Duration { return time.Since(l.start) + 1 }
 
 // next is how long it is until the next renewed probe; negative if there will be none.
 func (l *Latch) next() time.Duration {
@@ -289,7 +289,7 @@ func (l *Latch) report(ctx context.Context, before, after *Decision, v Verdict, 
 		}
 		attrs = append(attrs, slog.String("remedy", remedy(after, v)))
 		if next >= 0 {
-			attrs = append(attrs, slog.Duration("next_probe", next))
+			attrs = append(attrs, slog.Duration("next_probe", next.Round(time.Second)))
 		}
 	}
 	l.config.Logger.LogAttrs(ctx, level, message, attrs...)
