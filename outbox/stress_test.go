@@ -61,6 +61,9 @@ func (m *model) handle(_ context.Context, d outbox.Delivery) error {
 	if d.Seq%3 == 0 {
 		<-time.After(time.Duration(d.Seq%7) * time.Millisecond) // so that a kill finds pages under way
 	}
+	if (d.Seq+int64(d.Attempt))%17 == 0 {
+		return errors.New("fails now and then")
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	name := string(d.Payload)
@@ -262,7 +265,8 @@ func (m *model) twoPhase(ctx context.Context, db *database, rng *rand.Rand, comm
 
 // chaos keeps three dispatchers, each a process of its own, and kills, pauses and restarts them.
 func (m *model) chaos(t *testing.T, db *database, rng *rand.Rand, pageSize int, stop <-chan struct{}, rewrite func(string) string) {
-	cfg := outbox.DispatcherConfig{LeaseDuration: 300 * time.Millisecond, PollInterval: 20 * time.Millisecond, PageSize: pageSize}
+	cfg := outbox.DispatcherConfig{LeaseDuration: 300 * time.Millisecond, PollInterval: 20 * time.Millisecond, PageSize: pageSize,
+		MinBackoff: time.Millisecond, MaxBackoff: 50 * time.Millisecond}
 	type one struct {
 		*process
 		*running
