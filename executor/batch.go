@@ -262,6 +262,7 @@ func (br *batchResults) learn() (*attempt, error) {
 		if it.a.st == nil {
 			it.a.st = br.ex.catalog.Lookup(it.q.sql, it.q.stable())
 		}
+		br.ex.decide(br.ctx, br.s.c, it.a.st)
 		if it.a.st.Description() != nil || seen[it.a.st] {
 			continue
 		}

@@ -27,8 +27,9 @@ type Executor struct {
 	shared  *sharedNames
 	sender  *notify.Sender
 
-	closed   atomic.Bool
-	counters counters
+	closed      atomic.Bool
+	lookAtBegin atomic.Bool // stable statements run in transactions that are open already
+	counters    counters
 }
 
 // New returns an executor on pool. It sends nothing: the first stable statement looks at what the pool's connections lead to. The pool
@@ -179,12 +180,26 @@ func (ex *Executor) Topology(ctx context.Context) (fallback.Topology, error) {
 }
 
 // decide returns the present way of sending stable statements. The first caller, and later one whenever it is time to look again, probes
-// under its own context; others go on meanwhile as it was decided, at first unprepared.
-func (ex *Executor) decide(ctx context.Context, st *prepare.Statement) *fallback.Decision {
-	if st.Stable() && ex.latch.Due() {
-		_, _ = ex.probe(ctx) // what it found out, or that it did not, is with the latch
+// under its own context; others go on meanwhile as it was decided, at first unprepared. It is asked before anything of the call is sent,
+// and never looks from within an open transaction: a pooler's only server would be the one that the transaction holds. The next Begin
+// looks instead.
+func (ex *Executor) decide(ctx context.Context, c *prepare.Conn, st *prepare.Statement) *fallback.Decision {
+	if !st.Stable() {
+		return ex.latch.Decision()
+	}
+	if c.PgConn().TxStatus() == 'I' {
+		ex.look(ctx)
+	} else if !ex.lookAtBegin.Load() {
+		ex.lookAtBegin.Store(true)
 	}
 	return ex.latch.Decision()
+}
+
+// look probes if it is time to. What it found out, or that it did not, is with the latch.
+func (ex *Executor) look(ctx context.Context) {
+	if ex.latch.Due() {
+		_, _ = ex.probe(ctx)
+	}
 }
 
 // probe looks at the pooler on connections of its own.

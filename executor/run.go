@@ -67,6 +67,7 @@ func (ex *Executor) prepareAttempt(ctx context.Context, c *prepare.Conn, q *call
 	if a.st == nil {
 		a.st = ex.catalog.Lookup(q.sql, q.stable())
 	}
+	a.decision = ex.decide(ctx, c, a.st)
 	a.d = a.st.Description()
 	if a.d == nil {
 		d, err := a.st.Learn(ctx, c, begin)
@@ -75,7 +76,6 @@ func (ex *Executor) prepareAttempt(ctx context.Context, c *prepare.Conn, q *call
 		}
 		a.d, a.fresh = d, true
 	}
-	a.decision = ex.decide(ctx, a.st)
 	if !a.forced {
 		a.strategy = ex.strategy(q, a)
 	}

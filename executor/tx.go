@@ -69,6 +69,9 @@ func (ex *Executor) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, er
 }
 
 func (ex *Executor) begin(ctx context.Context, opts pgx.TxOptions) (*tx, error) {
+	if ex.lookAtBegin.Load() && !ex.closed.Load() {
+		ex.look(ctx)
+	}
 	s, err := ex.acquire(ctx)
 	if err != nil {
 		return nil, err
