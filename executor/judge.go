@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/prepare"
@@ -120,5 +121,11 @@ func (ex *Executor) correct(ctx context.Context, s *session, a *attempt, v fallb
 	case fallback.ReasonStaleShape:
 		s.c.Forget(a.d.Name())
 		a.st.Forget(a.d)
+	case fallback.ReasonNone:
+		// PostgreSQL 13 does not say of a value it cannot read that it is an argument's, so the statement may have run and is not run
+		// again. If it was the description that is stale, the caller's next try learns a new one.
+		if v.PgError != nil && strings.HasPrefix(v.PgError.Code, "22") {
+			a.st.Forget(a.d)
+		}
 	}
 }

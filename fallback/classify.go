@@ -185,7 +185,9 @@ func (c *Context) fromServer(v Verdict) Verdict {
 			return v
 		}
 	case "25P02":
-		return c.refused(v, ReasonTxAborted, Return)
+		if e.Where == "" {
+			return c.refused(v, ReasonTxAborted, Return)
+		}
 	}
 	if c.Phase == PhaseConnect {
 		if class := e.Code[:min(2, len(e.Code))]; class == "28" || e.Code == "3D000" || e.Code == "42501" || class == "22" || class == "42" {

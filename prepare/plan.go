@@ -64,8 +64,19 @@ func (f Formats) choose(fields []pgconn.FieldDescription, built []int16) []int16
 		}
 		return formats
 	default:
-		return built
+		return uniform(built)
 	}
+}
+
+// uniform shortens formats that are all the same to one, which the protocol applies to every column (Bind, protocol-message-formats): so a
+// column that a migration added or dropped since the statement was learnt is no error.
+func uniform(formats []int16) []int16 {
+	for _, f := range formats {
+		if f != formats[0] {
+			return formats
+		}
+	}
+	return formats[:min(len(formats), 1)]
 }
 
 // Execution is one execution of a statement.

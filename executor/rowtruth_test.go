@@ -1,0 +1,332 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
+	"github.com/bounceproof/bounceproof/testenv/postgres"
+)
+
+// truthQuery is what a client keeps running while its table is changed under it.
+const truthQuery = "select * from t where id = $1"
+
+// changes are the migrations that make a prepared query lie, and what is true after them, as name=value in the order of the columns.
+var changes = []struct {
+	name, ddl, want string
+}{
+	{"type", "alter table t alter column a type float8", "id=1 a=11 b=22"},
+	{"swapped names", "alter table t rename a to x; alter table t rename b to a; alter table t rename x to b", "id=1 b=11 a=22"},
+	{"replaced column", "alter table t drop a; alter table t add a text default 'hello'", "id=1 b=22 a=hello"},
+	{"dropped column", "alter table t drop a", "id=1 b=22"},
+	{"added column", "alter table t add c int8 default 7", "id=1 a=11 b=22 c=7"},
+}
+
+// querier is an executor or a bare pool.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// read returns the row as name=value of the columns, the types told apart by their Go types where it matters.
+func read(ctx context.Context, q querier, args ...any) (string, error) {
+	rows, err := q.Query(ctx, truthQuery, args...)
+	if err != nil {
+		return "", err
+	}
+	defer rows.Close()
+	if !rows.Next() {
+		return "", errors.Join(errors.New("no row"), rows.Err())
+	}
+	values, err := rows.Values()
+	if err != nil {
+		return "", err
+	}
+	cols := make([]string, len(values))
+	for i, f := range rows.FieldDescriptions() {
+		cols[i] = fmt.Sprintf("%s=%v", f.Name, values[i])
+	}
+	rows.Close()
+	return strings.Join(cols, " "), rows.Err()
+}
+
+func freshTable(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	_, err = conn.Exec(t.Context(), "drop table if exists t; create table t (id int, a int8, b int8); insert into t values (1, 11, 22)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// migrate runs ddl on a connection of its own and makes the next statement land on another server connection.
+func migrate(t *testing.T, admin *pgx.Conn, ddl string, b *pgbouncer.Bouncer, url string) {
+	t.Helper()
+	if _, err := admin.Exec(t.Context(), ddl); err != nil {
+		t.Fatal(err)
+	}
+	if b == nil {
+		return
+	}
+	release, err := b.Pin(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(release)
+}
+
+func truthPlaces() []place {
+	return []place{
+		{direct, "", "15"},
+		{session, "1.18", "15"},
+		{raw, "1.15", "13"},
+		{raw, "1.18", "15"},
+		{tracked, "1.24", "17"},
+		{tracked, "1.26", "18"},
+		{statementTracked, "1.24", "17"},
+	}
+}
+
+// startPlace starts a place's pooler in front of its server; nil for direct.
+func startPlace(t *testing.T, p place) (*postgres.Server, *pgbouncer.Bouncer) {
+	t.Helper()
+	s := postgres.Start(t, postgres.Options{Version: p.server})
+	o := pgbouncer.Options{Version: p.bouncer, PoolSize: 3}
+	switch p.mode {
+	case direct:
+		return s, nil
+	case session:
+		o.PoolMode = "session"
+	case raw:
+		o.MaxPreparedStatements = -1
+	case statementTracked:
+		o.PoolMode = "statement"
+	}
+	return s, pgbouncer.Start(t, s, o)
+}
+
+func TestRowsAreTrueAfterAMigration(t *testing.T) {
+	t.Parallel()
+	for _, p := range truthPlaces() {
+		s, b := startPlace(t, p)
+		for _, set := range []executor.PreparedStatements{executor.Auto, executor.On, executor.Off, executor.Shared} {
+			if set == executor.On && p.mode == raw {
+				continue // may return the typed error at any time
+			}
+			for _, change := range changes {
+				t.Run(fmt.Sprintf("%v/%v/%s", p, set, change.name), func(t *testing.T) {
+					db := s.NewDatabase(t)
+					admin := freshTable(t, db.URL)
+					url := db.URL
+					if b != nil {
+						url = b.URL(db.Name)
+					}
+					// One connection: what it has learnt and parsed is what the migration makes wrong.
+					ex := newExecutor(t, newPool(t, url, maxConns(1)), executor.Config{PreparedStatements: set})
+					for range 3 {
+						if got, err := read(t.Context(), ex, prepare.Stable, 1); err != nil || got != "id=1 a=11 b=22" {
+							t.Fatalf("before: %q, %v", got, err)
+						}
+					}
+					pin := b
+					if p.mode == session || p.mode == statementTracked {
+						pin = nil // no transaction to pin with, or nothing to switch
+					}
+					migrate(t, admin, change.ddl, pin, url)
+					before := ex.Stats().Retries
+					for range 3 {
+						if got, err := read(t.Context(), ex, prepare.Stable, 1); err != nil || got != change.want {
+							t.Fatalf("after: %q, %v; want %q", got, err, change.want)
+						}
+					}
+					if n := ex.Stats().Retries - before; n > 1 {
+						t.Errorf("%d internal retries, want at most one", n)
+					}
+				})
+			}
+		}
+	}
+}
+
+// The sixth case: learnt on one connection and parsed by another after the migration.
+func TestRowsAreTrueWhenADescriptionIsSharedBetweenConnections(t *testing.T) {
+	t.Parallel()
+	s := postgres.Start(t, postgres.Options{})
+	for _, change := range changes {
+		t.Run(change.name, func(t *testing.T) {
+			db := s.NewDatabase(t)
+			admin := freshTable(t, db.URL)
+			ex := newExecutor(t, newPool(t, db.URL, maxConns(2)), executor.Config{})
+			if _, err := read(t.Context(), ex, prepare.Stable, 1); err != nil {
+				t.Fatal(err)
+			}
+			// A transaction keeps the connection that has learnt, so that the reads below use another one.
+			first, err := ex.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = first.Rollback(t.Context()) }()
+			migrate(t, admin, change.ddl, nil, "")
+			for range 2 {
+				if got, err := read(t.Context(), ex, prepare.Stable, 1); err != nil || got != change.want {
+					t.Fatalf("%q, %v; want %q", got, err, change.want)
+				}
+			}
+			if err := first.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for range 4 {
+				if got, err := read(t.Context(), ex, prepare.Stable, 1); err != nil || got != change.want {
+					t.Fatalf("%q, %v; want %q", got, err, change.want)
+				}
+			}
+		})
+	}
+}
+
+// What bare pgx says in the same situation: if this ever passes without a lie, the tests above show nothing.
+func TestBarePgxLiesAfterAMigration(t *testing.T) {
+	t.Parallel()
+	s, b := startPlace(t, place{tracked, "1.24", "17"})
+	wrong := 0
+	for _, change := range changes {
+		db := s.NewDatabase(t)
+		admin := freshTable(t, db.URL)
+		pool := newPool(t, b.URL(db.Name), maxConns(1))
+		if _, err := read(t.Context(), pool, 1); err != nil {
+			t.Fatal(err)
+		}
+		migrate(t, admin, change.ddl, b, b.URL(db.Name))
+		got, err := read(t.Context(), pool, 1)
+		t.Logf("%s: %q, %v; true is %q", change.name, got, err, change.want)
+		if err == nil && got != change.want {
+			wrong++
+		}
+	}
+	if wrong == 0 {
+		t.Error("bare pgx returned no wrong row")
+	}
+}
+
+func TestArgumentsAreTrueAfterAMigration(t *testing.T) {
+	t.Parallel()
+	for _, p := range truthPlaces() {
+		s, b := startPlace(t, p)
+		for _, set := range []executor.PreparedStatements{executor.Auto, executor.Off, executor.Shared} {
+			t.Run(fmt.Sprintf("%v/%v", p, set), func(t *testing.T) {
+				db := s.NewDatabase(t)
+				admin := freshTable(t, db.URL)
+				url := db.URL
+				if b != nil {
+					url = b.URL(db.Name)
+				}
+				ex := newExecutor(t, newPool(t, url, maxConns(1)), executor.Config{PreparedStatements: set})
+				update := func(v any) {
+					t.Helper()
+					tag, err := ex.Exec(t.Context(), "update t set a = $2 where id = $1", prepare.Stable, 1, v)
+					if err != nil || tag.RowsAffected() != 1 {
+						t.Fatalf("update to %v: %v, %v", v, tag, err)
+					}
+				}
+				find := func(v any) {
+					t.Helper()
+					var id int
+					if err := ex.QueryRow(t.Context(), "select id from t where a = $1", prepare.Stable, v).Scan(&id); err != nil || id != 1 {
+						t.Fatalf("find %v: %d, %v", v, id, err)
+					}
+				}
+				update(int64(5))
+				find(int64(5))
+				pin := b
+				if p.mode == session || p.mode == statementTracked {
+					pin = nil
+				}
+				migrate(t, admin, "alter table t alter column a type float8", pin, url)
+				update(int64(6))
+				find(int64(6))
+				checkColumn(t, admin, "6")
+				if _, err := admin.Exec(t.Context(), "alter table t alter column a type text"); err != nil {
+					t.Fatal(err)
+				}
+				if p.server == "13" {
+					// Its error does not say that it is about an argument, so it is the caller's, once.
+					_, _ = ex.Exec(t.Context(), "update t set a = $2 where id = $1", prepare.Stable, 1, "seven")
+				}
+				update("seven")
+				find("seven")
+				checkColumn(t, admin, "seven")
+			})
+		}
+	}
+}
+
+func checkColumn(t *testing.T, conn *pgx.Conn, want string) {
+	t.Helper()
+	var got string
+	if err := conn.QueryRow(t.Context(), "select a::text from t").Scan(&got); err != nil || got != want {
+		t.Fatalf("stored %q, %v; want %q", got, err, want)
+	}
+}
+
+// In an explicit transaction the first statement after a migration may fail, as it does in pgx; the error is the server's own, and the next
+// transaction is right.
+func TestATransactionAfterAMigrationFailsAtMostOnce(t *testing.T) {
+	t.Parallel()
+	for _, p := range truthPlaces() {
+		if p.mode == statementTracked {
+			continue
+		}
+		s, b := startPlace(t, p)
+		for _, change := range changes {
+			t.Run(fmt.Sprintf("%v/%s", p, change.name), func(t *testing.T) {
+				db := s.NewDatabase(t)
+				admin := freshTable(t, db.URL)
+				url := db.URL
+				if b != nil {
+					url = b.URL(db.Name)
+				}
+				ex := newExecutor(t, newPool(t, url, maxConns(1)), executor.Config{})
+				inTx := func() (got string, err error) {
+					err = ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+						if _, err := tx.Exec(ctx, "select 1"); err != nil {
+							return err
+						}
+						var err error
+						got, err = read(ctx, tx, prepare.Stable, 1)
+						return err
+					})
+					return got, err
+				}
+				for range 2 {
+					if got, err := inTx(); err != nil {
+						t.Fatal(got, err)
+					}
+				}
+				migrate(t, admin, change.ddl, nil, url)
+				var outcomes []string
+				for range 3 {
+					got, err := inTx()
+					if err == nil && got != change.want {
+						t.Fatalf("%q, want %q", got, change.want)
+					}
+					outcomes = append(outcomes, fmt.Sprint(err == nil))
+				}
+				if slices.Contains(outcomes[1:], "false") {
+					t.Errorf("success of three transactions in a row: %v", outcomes)
+				}
+			})
+		}
+	}
+}
