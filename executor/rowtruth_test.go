@@ -263,6 +263,7 @@ func TestArgumentsAreTrueAfterAMigration(t *testing.T) {
 				if p.server == "13" {
 					// Its error does not say that it is about an argument, so it is the caller's, once.
 					_, _ = ex.Exec(t.Context(), "update t set a = $2 where id = $1", prepare.Stable, 1, "seven")
+					_, _ = ex.Exec(t.Context(), "select id from t where a = $1", prepare.Stable, "seven")
 				}
 				update("seven")
 				find("seven")
