@@ -98,7 +98,6 @@ func (g *Group) Send(ctx context.Context) error {
 	for _, name := range c.closes {
 		g.p.SendDeallocate(name)
 	}
-	c.closes = c.closes[:0]
 	for i := range g.items {
 		it := &g.items[i]
 		switch {
@@ -121,6 +120,8 @@ func (g *Group) Send(ctx context.Context) error {
 		g.fail(err)
 		return err
 	}
+	// Not before it is sent: with a context that is done the pipeline writes nothing, and the names would stay on the server.
+	c.closes = c.closes[:0]
 	return nil
 }
 

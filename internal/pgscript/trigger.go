@@ -22,7 +22,9 @@ type Trigger struct {
 
 // Cut closes a connection in place of the nth message from a side, n counting from 1: a client's message is never seen, a backend's never
 // sent, and what went before has had its effect. A loop over every boundary of an operation ends when the cut has not fired.
-func (b *Backend) Cut(side Side, n int) *Trigger { return b.plan(&Trigger{side: side, left: n, do: cut}) }
+func (b *Backend) Cut(side Side, n int) *Trigger {
+	return b.plan(&Trigger{side: side, left: n, do: cut})
+}
 
 // Stall makes a connection deaf in place of the nth message from a side: it stays open, and nothing that comes is read or answered until
 // the client closes it. then, if not nil, is called at that moment on the backend's goroutine.
