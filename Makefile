@@ -9,7 +9,7 @@ TIMEOUT ?= 15m
 RACE    ?=
 ARGS    ?=
 # Every module of the repository with tests.
-MODULES := $(patsubst %/go.mod,%,$(filter-out tools/go.mod,$(wildcard go.mod */go.mod)))
+MODULES := $(patsubst %/go.mod,%,$(filter-out tools/go.mod,$(wildcard go.mod */go.mod */*/go.mod)))
 MODULES := $(patsubst go.mod,.,$(MODULES))
 TOOL    := $(GO) tool -modfile=$(CURDIR)/tools/go.mod
 
