@@ -131,7 +131,9 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 	// A prefix is written only when the call below is sure to flush it: one that is left in the buffer by a call that returned early would
 	// be answered in front of the next statement's own answer.
 	wrote := false
-	if (parse || len(c.closes) > 0) && !c.pg.IsBusy() && ctx.Err() == nil && !c.pg.IsClosed() {
+	if prefix := parse || len(c.closes) > 0; prefix && ctx.Err() != nil {
+		ctx = ended{ctx}
+	} else if prefix && !c.pg.IsBusy() && !c.pg.IsClosed() {
 		wrote = true
 		c.sendCloses()
 		if parse {
@@ -160,6 +162,19 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 	}
 	return rr, nil
 }
+
+// ended is a context that has ended in its Done as well. A context that is being cancelled on another goroutine shows that in Err first,
+// and pgconn asks Done: it would go on without the prefix, and bind a name that was never parsed.
+type ended struct{ context.Context }
+
+var over = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// Done returns a closed channel.
+func (ended) Done() <-chan struct{} { return over }
 
 // settle makes the name of a Parse known if the Parse is proven: by the row description that followed, or, for a statement without rows,
 // by its success. Anything else leaves it unknown, so that the next execution sends Close and Parse.
