@@ -4,7 +4,7 @@
 // where it is installed. A version that is not to be had skips the test and says why and what to do about it;
 // TESTENV_REQUIRE=all makes that a failure. Servers end with the process that started them, even if it is killed.
 //
-// The environment variables are described in the package's directory tree, in testenv/README.md.
+// The environment variables are described in testenv/README.md.
 package postgres
 
 import (

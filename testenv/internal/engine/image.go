@@ -197,7 +197,8 @@ func (e *Engine) versions(ctx context.Context, image string) (Image, error) {
 		Config: &docker.Config{
 			Image: image,
 			Cmd:   []string{"sh", "-c", "/usr/lib/postgresql/*/bin/postgres --version; /usr/sbin/pgbouncer --version"},
-			User:  "postgres",
+			User:   "postgres",
+			Labels: map[string]string{LabelRun: "build"}, // so that make clean finds it if this process dies
 		},
 		HostConfig: &docker.HostConfig{NetworkMode: "none"},
 		Context:    ctx,
