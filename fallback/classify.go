@@ -91,8 +91,9 @@ func Classify(err error, c Context) Verdict {
 	v := Verdict{Name: c.Name}
 	var connectErr *pgconn.ConnectError
 	if errors.As(err, &connectErr) {
-		c.Phase, c.Alive = PhaseConnect, false
+		c.Phase = PhaseConnect
 	}
+	c.Alive = c.Alive && c.Phase != PhaseConnect
 	if c.Alive {
 		v.Connection = Alive
 	}

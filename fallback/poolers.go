@@ -97,12 +97,16 @@ func (c *Context) fromPooler(v Verdict) Verdict {
 		}
 		v = c.refused(v, v.Reason, c.rerun(RunElsewhere))
 	default:
-		if c.Phase == PhaseConnect {
+		switch {
+		case c.Phase == PhaseConnect:
 			v = c.refused(v, ReasonNotSent, RunLater)
+		case v.Connection == Alive:
+			// An error and a connection that goes on: no pooler's unknown end, but a server that does not fill Routine.
+			v.Reason, v.PoolerMade, v.Executed = ReasonNone, false, c.afterError(v)
 		}
 	}
 	// A pooler where the probe saw none: the address has come to mean something else, and rows must be described from now on.
-	if c.Topology.Mode == ModeDirect && v.Reason != ReasonUnknown && v.Reason != ReasonConfig {
+	if c.Topology.Mode == ModeDirect && v.PoolerMade && v.Reason != ReasonUnknown && v.Reason != ReasonConfig {
 		v.Evidence = true
 	}
 	return v
