@@ -256,7 +256,7 @@ func (c *Context) fromParseOrBind(v Verdict) (Verdict, bool) {
 		}
 	case "XX000":
 		// "cache lookup failed for type 16390", never translated: a type that was dropped, and perhaps made anew under another oid.
-		if n := numbers(e.Message); c.Learnt && len(n) == 1 && slices.Contains(c.ParamOIDs, uint32(n[0])) { //nolint:gosec // not negative
+		if n := numbers(e.Message); c.Learnt && len(n) == 1 && slices.Contains(c.ParamOIDs, uint32(n[0])) { // not negative
 			return c.refused(v, ReasonStaleShape, c.rerun(Relearn)), true
 		}
 	case "42804", "42846", "42883", "42704", "42725":

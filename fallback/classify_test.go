@@ -102,7 +102,8 @@ func reason(r fallback.Reason) func(*verdict)         { return func(v *verdict) 
 func evidence(e bool) func(*verdict)                  { return func(v *verdict) { v.evidence = e } }
 func afterwards(c fallback.Connection) func(*verdict) { return func(v *verdict) { v.connection = c } }
 func connectFailure(e *pgconn.PgError) error          { return wrapConnect(e) }
-func deadContext(c *fallback.Context)                 { c.CtxErr, c.Alive = context.Canceled, false }
+func deadContext(c *fallback.Context) { c.CtxErr, c.Alive = context.Canceled, false }
+
 func recorded(e *pgconn.PgError) func(*fallback.Context) {
 	return func(c *fallback.Context) { c.Recorded, c.Alive = e, false }
 }
@@ -152,7 +153,8 @@ func TestClassify(t *testing.T) {
 		{"26000 renamed by pg_doorman", server("26000", `prepared statement "DOORMAN_9" does not exist`, "FetchPreparedStatement"), named(tracking), lost},
 		{
 			"26000 renamed, but the request had no name", server("26000", `prepared statement "PGBOUNCER_17" does not exist`, "FetchPreparedStatement"),
-			fallback.Context{Strategy: fallback.Unprepared, Topology: tracking, Alive: true}, own,
+			fallback.Context{Strategy: fallback.Unprepared, Topology: tracking, Alive: true},
+			own,
 		},
 		{"26000 in a transaction's first group", server("26000", notExist, "FetchPreparedStatement"), with(named(raw), phase(fallback.PhaseBegin)), lost},
 		{
@@ -244,7 +246,8 @@ func TestClassify(t *testing.T) {
 		{"34000 of a cursor", server("34000", `cursor "c" does not exist`, "PerformPortalFetch"), named(raw), own},
 		{
 			"25P02", server("25P02", "current transaction is aborted, commands ignored until end of transaction block", "exec_bind_message"),
-			with(named(raw), phase(fallback.PhaseInside)), verdict{fallback.ReasonTxAborted, fallback.No, fallback.Alive, fallback.Return, no},
+			with(named(raw), phase(fallback.PhaseInside)),
+			verdict{fallback.ReasonTxAborted, fallback.No, fallback.Alive, fallback.Return, no},
 		},
 		// PostgreSQL: the caller's own.
 		{"42P18", server("42P18", "could not determine data type of parameter $1", "variable_coerce_param_hook"), named(raw), own},
@@ -293,17 +296,22 @@ func TestClassify(t *testing.T) {
 		{"EOF", io.ErrUnexpectedEOF, with(named(raw), func(c *fallback.Context) { c.Alive = false }), unknown},
 		{"reset", syscall.ECONNRESET, with(named(raw), func(c *fallback.Context) { c.Alive = false }), unknown},
 		{
-			"not sent", safe{errors.New("conn closed")}, with(named(raw), func(c *fallback.Context) { c.Alive = false }),
+			"not sent",
+			safe{errors.New("conn closed")},
+			with(named(raw), func(c *fallback.Context) { c.Alive = false }),
 			verdict{fallback.ReasonNotSent, fallback.No, fallback.Dead, fallback.RunElsewhere, no},
 		},
 		{
-			"not sent, inside a transaction", safe{errors.New("conn closed")},
+			"not sent, inside a transaction",
+			safe{errors.New("conn closed")},
 			with(named(raw), func(c *fallback.Context) { c.Alive, c.Phase = false, fallback.PhaseInside }),
 			verdict{fallback.ReasonNotSent, fallback.No, fallback.Dead, fallback.Return, no},
 		},
 		{"context done in flight", context.Canceled, with(named(raw), deadContext), change(unknown, reason(fallback.ReasonCancelled))},
 		{
-			"context done before anything was sent", safe{context.Canceled}, with(named(raw), deadContext),
+			"context done before anything was sent",
+			safe{context.Canceled},
+			with(named(raw), deadContext),
 			verdict{fallback.ReasonCancelled, fallback.No, fallback.Dead, fallback.Return, no},
 		},
 		{"connection refused", connectError, named(raw), change(busy, reason(fallback.ReasonNotSent))},
@@ -313,7 +321,8 @@ func TestClassify(t *testing.T) {
 		{"already in use", bouncer("prepared statement name is already in use"), named(tracking), poolerLost},
 		{"did not exist, inside", bouncer("prepared statement did not exist"), with(named(tracking), phase(fallback.PhaseInside)), change(poolerLost, action(fallback.RerunTx))},
 		{
-			"did not exist, but the request had no name", bouncer("prepared statement did not exist"), fallback.Context{Strategy: fallback.Unprepared, Topology: tracking},
+			"did not exist, but the request had no name", bouncer("prepared statement did not exist"),
+			fallback.Context{Strategy: fallback.Unprepared, Topology: tracking},
 			change(poolerLost, evidence(no)),
 		},
 		// PgBouncer: busy.

@@ -35,7 +35,7 @@ func (p Policy) MarshalText() ([]byte, error) {
 func (p *Policy) UnmarshalText(text []byte) error {
 	for i, t := range policyTexts {
 		if string(text) == t {
-			*p = Policy(i) //nolint:gosec // an index of four
+			*p = Policy(i) // an index of four
 			return nil
 		}
 	}

@@ -60,7 +60,7 @@ func Probe(ctx context.Context, dial func(context.Context) (*pgconn.PgConn, erro
 	}
 	p := probe{a: a, dial: dial, rounds: probeRounds, backends: [2]uint32{backend, 0}}
 	p.top = Topology{Pooler: PoolerOther, Mode: ModeUnknown}
-	p.note("the connection's process id %d is not its backend's %d", a.keyPID, int32(backend)) //nolint:gosec // CockroachDB's -1
+	p.note("the connection's process id %d is not its backend's %d", a.keyPID, int32(backend)) // CockroachDB's -1
 
 	if err := p.names(budget); err != nil {
 		return Topology{}, probeError(ctx, err)
@@ -148,7 +148,7 @@ func (p *probe) sees(conn int, backend uint32) {
 	last := p.backends[conn]
 	p.backends[conn] = backend
 	switch {
-	case p.top.Mode != ModeUnknown || int32(backend) <= 0: //nolint:gosec // the same -1 from everywhere says nothing
+	case p.top.Mode != ModeUnknown || int32(backend) <= 0: // the same -1 from everywhere says nothing
 	case last != 0 && last != backend:
 		p.top.Mode = ModeTransaction
 		p.note("one connection was answered by backends %d and %d", last, backend)
@@ -231,7 +231,7 @@ func parsePID(text []byte) uint32 {
 	if err != nil {
 		return 0
 	}
-	return uint32(n) //nolint:gosec // CockroachDB answers -1, a process id fits
+	return uint32(n) // CockroachDB answers -1, a process id fits
 }
 
 func randomHex() string {

@@ -238,16 +238,19 @@ func TestProbeOfOtherPoolers(t *testing.T) {
 		{"PgDog", func(f *fakePooler) { f.rename = func(string) string { return "__pgdog_3" } }, fallback.Topology{Pooler: "pgdog", Mode: fallback.ModeSession, Tracks: true}, 14},
 		{
 			"PgBouncer, which tracks only where it shares", func(f *fakePooler) { f.rename = func(string) string { return "PGBOUNCER_3" } },
-			fallback.Topology{Pooler: "pgbouncer", Mode: fallback.ModeTransaction, Tracks: true}, 4,
+			fallback.Topology{Pooler: "pgbouncer", Mode: fallback.ModeTransaction, Tracks: true},
+			4,
 		},
 		{"a pooler that parses later", func(f *fakePooler) { f.rename = func(string) string { return "" } }, fallback.Topology{Pooler: "pooler", Mode: fallback.ModeSession}, 14},
 		{
 			"CockroachDB, which has no process ids", func(f *fakePooler) { f.backend = func(int, int) string { return "-1" } },
-			fallback.Topology{Pooler: "pooler", Mode: fallback.ModeSession}, 14,
+			fallback.Topology{Pooler: "pooler", Mode: fallback.ModeSession},
+			14,
 		},
 		{
 			"one backend on both connections", func(f *fakePooler) { f.backend = func(int, int) string { return "100" } },
-			fallback.Topology{Pooler: "pooler", Mode: fallback.ModeTransaction}, 6,
+			fallback.Topology{Pooler: "pooler", Mode: fallback.ModeTransaction},
+			6,
 		},
 		{
 			"a change under the second connection in the last round", func(f *fakePooler) {

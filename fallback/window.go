@@ -37,7 +37,7 @@ func (l *Latch) Count(ctx context.Context, ran *Decision, missed bool) bool {
 	}
 	// Exactly one execution is the thousandth. Those counted between the two lines go to the next window.
 	w.counts.Add(-counts)
-	misses := uint32(counts) //nolint:gosec // at most windowSize
+	misses := uint32(counts) // at most windowSize
 	last := w.last.Swap(misses)
 	if misses <= windowMost || last == 0 || misses < last-last/10 {
 		return false
