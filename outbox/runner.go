@@ -364,10 +364,11 @@ func (r *runner) group(now time.Time) *group {
 		r.s.queueTick(&g.batch, &g.tick)
 	}
 	g.completes = len(moves.lanes) > 0
-	several := g.completes || len(g.adopt) > 0
-	if several {
-		g.batch.Queue(begin)
+	if !g.completes && len(g.adopt) == 0 && len(g.reads) == 0 {
+		return g
 	}
+	g.batch.Queue(begin)
+	g.batch.Queue(r.s.sql.plans, prepare.Stable)
 	if g.completes {
 		moves.queue(&g.batch, r.s, r.sub.name, &what, g.done)
 	}
@@ -384,9 +385,7 @@ func (r *runner) group(now time.Time) *group {
 	if len(again.lanes) > 0 {
 		again.queue(&g.batch, r.sub, g.again)
 	}
-	if several {
-		g.batch.Queue("commit")
-	}
+	g.batch.Queue("commit")
 	return g
 }
 

@@ -43,7 +43,7 @@ func text(schema, name string) string {
 // statements are the texts of a schema. They never change while a store lives, which is what makes them stable.
 type statements struct {
 	publishOne, publishMany                          string
-	tickLock, tick, page, complete                   string
+	plans, tickLock, tick, page, complete            string
 	memberSeen, memberLeave                          string
 	leaseRenew, leaseShares, leaseClaim, leaseReturn string
 	leaseCalm, adopt                                 string
@@ -55,7 +55,7 @@ func statementsFor(schema string) *statements {
 	t := func(name string) string { return text(schema, name) }
 	return &statements{
 		publishOne: t("publish_one"), publishMany: t("publish_many"),
-		tickLock: t("tick_lock"), tick: t("tick"), page: t("page"), complete: t("complete"),
+		plans: t("plans"), tickLock: t("tick_lock"), tick: t("tick"), page: t("page"), complete: t("complete"),
 		memberSeen: t("member_seen"), memberLeave: t("member_leave"),
 		leaseRenew: t("lease_renew"), leaseShares: t("lease_shares"), leaseClaim: t("lease_claim"), leaseReturn: t("lease_release"),
 		leaseCalm: t("lease_calm"), adopt: t("cursor_adopt"),
@@ -126,7 +126,8 @@ func isUndefined(err error) bool {
 // Migrate also checks what nothing would repair: the sequence must hand out each number once, in order, and never again.
 func (s *Store) Migrate(ctx context.Context) error {
 	err := s.ex.InTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx executor.Tx) error {
-		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", lockNamed(s.schema, "migrate")); err != nil {
+		_, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1), set_config('jit', 'off', true)", lockNamed(s.schema, "migrate"))
+		if err != nil {
 			return err
 		}
 		version, err := s.version(ctx, tx)
