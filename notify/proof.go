@@ -65,7 +65,8 @@ func (s *session) endBeat() {
 // sendNote goes through the pool. When that has no connection to give, one is made for the note: a busy pool says nothing
 // about the listener. Each gets a third of the time, and the last third is left for asking the session itself.
 func (k *link) sendNote(ctx context.Context, timeout time.Duration, channel, token string) error {
-	const sql = `select pg_catalog.pg_notify($1, $2)`
+	// Asking for the usage moves the tail of a queue that is full for no reason any more: see retrySQL.
+	const sql = `select pg_catalog.pg_notify($1, $2) where pg_catalog.pg_notification_queue_usage() is not null`
 	first, cancel := context.WithTimeout(ctx, timeout/3)
 	defer cancel()
 	// Exec mode prepares nothing, so this works on any pool behind any pooler.

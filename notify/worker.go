@@ -15,6 +15,11 @@ import (
 // schema, and means pg_catalog's then (parse_clause.c, transformRangeFunction): no search_path can divert it.
 const notifySQL = `select pg_catalog.pg_notify(t.c, t.p) from unnest($1::text[], $2::text[]) as t(c, p)`
 
+// The same after a failure, looking at the queue first. A queue that was full stays full although its slowest reader has
+// caught up: only a successful notifier moves the tail (async.c, AtCommit_Notify), and there can be none. Asking for the
+// usage moves it too (pg_notification_queue_usage calls asyncQueueAdvanceTail). Seen on 17 and 18.
+const retrySQL = notifySQL + ` where (select pg_catalog.pg_notification_queue_usage()) is not null`
+
 // closeAttempts is how often a closing Sender tries a statement that fails. Without a bound, Close with a context that
 // never ends would wait for a server that never comes back, for the sake of hints.
 const closeAttempts = 2
@@ -36,9 +41,12 @@ func (s *Sender) work() {
 			s.sleep(wait)
 			continue
 		}
-		batch := s.takeLocked()
+		batch, sql := s.takeLocked(), notifySQL
+		if s.failures > 0 {
+			sql = retrySQL
+		}
 		s.mu.Unlock()
-		s.round(batch)
+		s.round(batch, sql)
 	}
 }
 
@@ -103,9 +111,9 @@ func (s *Sender) takeLocked() []note {
 }
 
 // round sends one batch and settles it.
-func (s *Sender) round(batch []note) {
+func (s *Sender) round(batch []note, sql string) {
 	start := time.Now()
-	sent, err := s.send(batch)
+	sent, err := s.send(batch, sql)
 	if err == nil {
 		s.wakeSubscribers(batch)
 	}
@@ -125,7 +133,7 @@ func (s *Sender) round(batch []note) {
 }
 
 // send runs the statement, if there is anything for the server in the batch.
-func (s *Sender) send(batch []note) (sent int, err error) {
+func (s *Sender) send(batch []note, sql string) (sent int, err error) {
 	channels, payloads := make([]string, 0, len(batch)), make([]string, 0, len(batch))
 	for _, n := range batch {
 		if n.send {
@@ -143,7 +151,7 @@ func (s *Sender) send(batch []note) (sent int, err error) {
 	}
 	args := make([]any, 0, len(s.cfg.Options)+2)
 	args = append(append(args, s.cfg.Options...), channels, payloads)
-	if _, err := s.db.Exec(ctx, notifySQL, args...); err != nil {
+	if _, err := s.db.Exec(ctx, sql, args...); err != nil {
 		return 0, err
 	}
 	return len(channels), nil

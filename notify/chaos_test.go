@@ -1,0 +1,198 @@
+package notify_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/bounceproof/bounceproof/notify"
+	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
+	"github.com/bounceproof/bounceproof/testenv/postgres"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// follower is a subscriber as one should be: each event makes it look at the table.
+type follower struct {
+	name string
+	*notify.Listener
+	db *pgxpool.Pool
+
+	seen   atomic.Int64 // the newest row it has seen
+	kinds  [4]atomic.Int64
+	proven atomic.Int64 // rows first seen through a notification
+}
+
+func (f *follower) HandleEvent(ctx context.Context, e notify.Event) {
+	f.kinds[e.Kind].Add(1)
+	var newest int64
+	if err := f.db.QueryRow(ctx, `select coalesce(max(id), 0) from news`).Scan(&newest); err != nil {
+		return // the next event finds it
+	}
+	if newest > f.seen.Load() {
+		f.seen.Store(newest)
+		if e.Kind == notify.Notified {
+			f.proven.Add(1)
+		}
+	}
+}
+
+// Nothing is lost: 50 publishers, listeners whose connections are killed, dropped, cut off and swallowed. After the last
+// publish every subscriber gets a wake-up that came after it.
+//
+// NOTIFY_ENDURANCE sets how long the disorder lasts; the default is short enough for every run.
+func TestNothingIsLostWhileConnectionsDie(t *testing.T) {
+	t.Parallel()
+	lasts := 12 * time.Second
+	if s := os.Getenv("NOTIFY_ENDURANCE"); s != "" {
+		var err error
+		if lasts, err = time.ParseDuration(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	server := postgres.Start(t, postgres.Options{})
+	session := pgbouncer.Start(t, server, pgbouncer.Options{PoolMode: "session", PoolSize: 40})
+	transaction := pgbouncer.Start(t, server, pgbouncer.Options{PoolMode: "transaction", PoolSize: 10})
+	db := server.NewDatabase(t)
+	direct := newPool(t, db.URL)
+	if _, err := direct.Exec(t.Context(), `create table news (id bigint generated always as identity, at timestamptz default clock_timestamp())`); err != nil {
+		t.Fatal(err)
+	}
+	pooled := newPool(t, transaction.URL(db.Name))
+	proxy, swallowed := newProxy(t, db.URL)
+
+	sender := newSender(t, pooled, notify.SenderConfig{})
+	log := &lines{}
+	cfg := notify.ListenerConfig{
+		Heartbeat: time.Second, HeartbeatTimeout: time.Second, Reprove: time.Second,
+		ReconnectMin: 200 * time.Millisecond, ReconnectMax: 2 * time.Second,
+		ProvenPollInterval: -1, // so that what is seen while proven was notified
+		Logger:             slog.New(slog.NewTextHandler(log, nil)),
+	}
+	var followers []*follower
+	follow := func(name string, pool notify.Pool, change func(*notify.ListenerConfig)) {
+		cfg := cfg
+		change(&cfg)
+		l, err := notify.NewListener(pool, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := &follower{name: name, Listener: l, db: direct}
+		l.Handle("news", f)
+		run(t, l)
+		followers = append(followers, f)
+	}
+	for i := range 2 {
+		follow(fmt.Sprint("direct ", i), direct, func(*notify.ListenerConfig) {})
+		follow(fmt.Sprint("proxy ", i), pooled, func(c *notify.ListenerConfig) { c.Direct = swallowed })
+		follow(fmt.Sprint("session ", i), pooled, func(c *notify.ListenerConfig) { c.Direct = session.URL(db.Name) })
+		follow(fmt.Sprint("transaction ", i), pooled, func(*notify.ListenerConfig) {})
+	}
+	for _, f := range followers {
+		want := notify.Proven
+		if f.name[0] == 't' {
+			want = notify.Isolated
+		}
+		until(t, 10*time.Second, f.name+" to be "+want.String(), func() bool { return f.State() == want })
+	}
+
+	// The disorder.
+	ctx, cancel := context.WithTimeout(t.Context(), lasts)
+	defer cancel()
+	var wg sync.WaitGroup
+	var killed atomic.Int64
+	var kills [4]atomic.Int64
+	disorder := func(i int, every time.Duration, act func()) {
+		wg.Go(func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(every/2 + rand.N(every)):
+				}
+				act()
+				kills[i].Add(1)
+			}
+		})
+	}
+	disorder(0, time.Second, func() {
+		tag, err := direct.Exec(ctx, `select pg_terminate_backend(pid) from (select pid from pg_stat_activity
+			where datname = current_database() and query like 'listen%' order by random() limit 2) x`)
+		if err == nil {
+			killed.Add(tag.RowsAffected())
+		}
+	})
+	disorder(1, 3*time.Second, func() { proxy.swallow() })
+	// One goroutine for both, for a PgBouncer that is down takes no KILL.
+	disorder(2, 3*time.Second, func() {
+		if kills[2].Load()%2 == 0 {
+			session.Kill(t)
+			session.Start(t)
+			return
+		}
+		for _, sql := range []string{"kill " + db.Name, "resume " + db.Name} {
+			if _, err := session.Admin(sql); err != nil {
+				t.Errorf("%s: %v", sql, err)
+			}
+		}
+		kills[3].Add(1)
+	})
+
+	// The publishers: each commits, then notifies.
+	var published atomic.Int64
+	for range 50 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := pooled.Exec(context.WithoutCancel(ctx), `insert into news default values`); err != nil {
+					continue // not committed, nothing to announce
+				}
+				published.Add(1)
+				if err := sender.Notify("news", ""); err != nil {
+					t.Error(err)
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(rand.N(20 * time.Millisecond)):
+				}
+			}
+		})
+	}
+	wg.Wait()
+	end := time.Now()
+	var newest int64
+	if err := direct.QueryRow(t.Context(), `select max(id) from news`).Scan(&newest); err != nil {
+		t.Fatal(err)
+	}
+	if published.Load() < 1000 {
+		t.Errorf("only %d events were published", published.Load())
+	}
+	for _, f := range followers {
+		until(t, 10*time.Second, fmt.Sprintf("%s (%v) to see the last event", f.name, f.Status()), func() bool { return f.seen.Load() == newest })
+	}
+	t.Logf("%d events, %d statements of the sender; all seen %v after the last; %d backends terminated, %d times swallowed, %d SIGKILL, %d KILL",
+		published.Load(), sender.Stats().Statements, time.Since(end), killed.Load(), kills[1].Load(), kills[2].Load()-kills[3].Load(), kills[3].Load())
+	for _, f := range followers {
+		st := f.Status()
+		t.Logf("%-14s notified %4d polled %3d resynced %3d; connections %3d lost %3d; news first seen by notification %d times", f.name,
+			f.kinds[notify.Notified].Load(), f.kinds[notify.Polled].Load(), f.kinds[notify.Resynced].Load(), st.Connects, st.Losses, f.proven.Load())
+		if f.name[0] != 't' && st.Losses == 0 {
+			t.Errorf("%s never lost its connection: nothing is shown", f.name)
+		}
+	}
+	for i, what := range []string{"terminated", "swallowed", "killed"} {
+		if kills[i].Load() < 2 {
+			t.Errorf("connections were %s only %d times", what, kills[i].Load())
+		}
+	}
+	if err := sender.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if sender.Stats().Statements > int64(100*(lasts.Seconds()+1)) {
+		t.Errorf("%d statements in %v", sender.Stats().Statements, lasts)
+	}
+}

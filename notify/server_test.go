@@ -1,0 +1,452 @@
+package notify_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/bounceproof/bounceproof/notify"
+	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
+	"github.com/bounceproof/bounceproof/testenv/postgres"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// mustConnect returns a connection that is closed at the end of the test.
+func mustConnect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+func mustExec(t *testing.T, db notify.Execer, sql string, args ...any) {
+	t.Helper()
+	if _, err := db.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func TestSenderReachesAListenerOnEveryPath(t *testing.T) {
+	t.Parallel()
+	send := func(t *testing.T, pool *pgxpool.Pool, direct string) {
+		l := listen(t, pool, notify.ListenerConfig{Direct: direct, PollInterval: -1, ProvenPollInterval: -1})
+		l.await(t, 5*time.Second, notify.Proven)
+		s := newSender(t, pool, notify.SenderConfig{})
+		for i := range 20 { // over several connections and windows
+			notifyAll(t, s, "news", fmt.Sprint("n", i), fmt.Sprint(`odd ' " \ ☃ `, i))
+			notifyAll(t, s, `Other "channel"`, "x")
+			if i%4 == 0 {
+				if err := s.Flush(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		until(t, 2*time.Second, "40 notifications", func() bool { return l.kinds(notify.Notified) == 40 })
+		if st := s.Stats(); st.Failures != 0 || st.Sent < 41 {
+			t.Errorf("stats %+v", st)
+		}
+	}
+	everyPostgres(t, func(t *testing.T, s *postgres.Server) {
+		db := s.NewDatabase(t)
+		pool, err := pgxpool.New(t.Context(), db.URL) // pgx's default mode
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		send(t, pool, "")
+	})
+	everyPgBouncer(t, []string{"session", "transaction", "statement"}, func(t *testing.T, s *postgres.Server, b *pgbouncer.Bouncer) {
+		db := s.NewDatabase(t)
+		pool, err := pgxpool.New(t.Context(), b.URL(db.Name)) // pgx's default mode, which alone would not do
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		send(t, pool, db.URL)
+	})
+}
+
+func TestChannelNamesAreTakenLiterally(t *testing.T) {
+	t.Parallel()
+	s := postgres.Start(t, postgres.Options{})
+	pool := newPool(t, s.NewDatabase(t).URL)
+	l, err := notify.NewListener(pool, notify.ListenerConfig{Logger: slog.New(slog.DiscardHandler), ProvenPollInterval: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"Mixed Case", `quo"te'd; unlisten *`, strings.Repeat("x", notify.MaxChannel), "☃", "select"}
+	rec := &recorder{}
+	for _, name := range names {
+		l.Handle(name, rec)
+	}
+	run(t, l)
+	until(t, 5*time.Second, "a proof", l.Healthy)
+	sender := newSender(t, pool, notify.SenderConfig{})
+	for _, name := range names {
+		notifyAll(t, sender, name, strings.Repeat("p", notify.MaxPayload))
+	}
+	until(t, 5*time.Second, "a notification a channel", func() bool { return rec.kinds(notify.Notified) == len(names) })
+	if err := sender.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// However much a process publishes, it makes at most a hundred notifying commits a second; and one that publishes once
+// does not wait.
+func TestNotifyingCommitsOnARealServerAreBounded(t *testing.T) {
+	t.Parallel()
+	server := postgres.Start(t, postgres.Options{})
+	db := server.NewDatabase(t)
+	pool := newPool(t, db.URL)
+	mustExec(t, pool, `create table news (id bigint generated always as identity)`)
+	commits := &counting{Execer: pool}
+	s := newSender(t, commits, notify.SenderConfig{})
+
+	start := time.Now()
+	notifyAll(t, s, "news", "lone")
+	until(t, time.Second, "the statement", func() bool { return commits.n.Load() == 1 })
+	t.Logf("a lone notification was under way after %v", time.Since(start))
+
+	var wg sync.WaitGroup
+	var published atomic.Int64
+	start = time.Now()
+	for range 8 {
+		wg.Go(func() {
+			for time.Since(start) < 2*time.Second {
+				if _, err := pool.Exec(t.Context(), `insert into news default values`); err != nil {
+					t.Error(err)
+					return
+				}
+				published.Add(1)
+				_ = s.Notify("news", fmt.Sprint(published.Load()%100))
+			}
+		})
+	}
+	wg.Wait()
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	took := time.Since(start)
+	rate := float64(commits.n.Load()) / took.Seconds()
+	t.Logf("%d commits published, %d notifying commits: %.0f a second", published.Load(), commits.n.Load(), rate)
+	if rate > 101 {
+		t.Errorf("%.1f notifying commits a second", rate)
+	}
+	if published.Load() < 10*commits.n.Load()/2 {
+		t.Errorf("%d publishes are too few to show anything", published.Load())
+	}
+}
+
+type counting struct {
+	notify.Execer
+	n atomic.Int64
+}
+
+func (c *counting) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	c.n.Add(1)
+	return c.Execer.Exec(ctx, sql, args...)
+}
+
+// A transaction that only notifies does not wait for the disk, which is what makes a statement of one's own cheap
+// (xact.c, RecordTransactionCommit: an xid without WAL of its own commits asynchronously).
+func TestNotifyOnlyCommitDoesNotFlush(t *testing.T) {
+	t.Parallel()
+	for _, v := range []string{"15", "17"} { // pg_stat_wal.wal_sync is of 14 to 17
+		t.Run(v, func(t *testing.T) {
+			t.Parallel()
+			server := postgres.Start(t, postgres.Options{Version: v, Durable: true, Dedicated: true})
+			conn := mustConnect(t, server.NewDatabase(t).URL)
+			mustExec(t, conn, `create table news (id bigint generated always as identity)`)
+			syncs := func(sql string) (delta int64) {
+				t.Helper()
+				read := func() (n int64) {
+					if err := conn.QueryRow(t.Context(), `select wal_sync from pg_stat_wal`).Scan(&n); err != nil {
+						t.Fatal(err)
+					}
+					return n
+				}
+				mustExec(t, conn, `select pg_stat_reset_shared('wal')`)
+				before := read()
+				for range 200 {
+					mustExec(t, conn, sql)
+				}
+				// A backend reports its statistics at most once a second, and when it ends at the latest.
+				until(t, 5*time.Second, "statistics", func() bool {
+					mustExec(t, conn, `select pg_stat_clear_snapshot()`)
+					delta = read() - before
+					return delta > 0
+				})
+				return delta
+			}
+			notifying, inserting := syncs(`select pg_notify('news', '')`), syncs(`insert into news default values`)
+			t.Logf("200 commits: %d flushes when they only notify, %d when they insert", notifying, inserting)
+			if notifying > 20 || inserting < 150 {
+				t.Errorf("200 commits: %d flushes when they only notify, %d when they insert", notifying, inserting)
+			}
+		})
+	}
+}
+
+// fillQueue has a listener stall in a transaction, and the notification queue run full behind it.
+func fillQueue(t *testing.T, url string) (stalled *pgx.Conn) {
+	t.Helper()
+	stalled = mustConnect(t, url)
+	mustExec(t, stalled, "listen flood")
+	mustExec(t, stalled, "begin; select 1")
+	flood := mustConnect(t, url)
+	payload := strings.Repeat("x", notify.MaxPayload)
+	for i := range 10_000 {
+		if _, err := flood.Exec(t.Context(), `select pg_notify('flood', $1)`, fmt.Sprint(payload[:7990], i)); err != nil {
+			if !strings.Contains(err.Error(), "too many notifications") {
+				t.Fatal(err)
+			}
+			t.Logf("the queue is full after %d notifications", i)
+			return stalled
+		}
+	}
+	t.Fatal("the queue does not run full")
+	return nil
+}
+
+func TestFullQueueLeavesPublishersUntouched(t *testing.T) {
+	t.Parallel()
+	for _, v := range []string{"17", "18"} { // max_notify_queue_pages is of 17
+		t.Run(v, func(t *testing.T) {
+			t.Parallel()
+			server := postgres.Start(t, postgres.Options{Version: v, Dedicated: true, Settings: map[string]string{"max_notify_queue_pages": "64"}})
+			db := server.NewDatabase(t)
+			pool := newPool(t, db.URL)
+			mustExec(t, pool, `create table news (id bigint generated always as identity)`)
+			log := &lines{}
+			s := newSender(t, pool, notify.SenderConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
+			l := listen(t, pool, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1})
+			l.await(t, 5*time.Second, notify.Proven)
+			publishSome := func() (slowest time.Duration) {
+				t.Helper()
+				for i := range 200 {
+					start := time.Now()
+					mustExec(t, pool, `insert into news default values`)
+					notifyAll(t, s, "news", fmt.Sprint(i))
+					slowest = max(slowest, time.Since(start))
+				}
+				return slowest
+			}
+			before := publishSome()
+			if err := s.Flush(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+
+			stalled := fillQueue(t, db.URL)
+			// The control: a publisher that notifies in its own transaction fails.
+			if _, err := pool.Exec(t.Context(), `with x as (insert into news default values returning id) select pg_notify('news', id::text) from x`); err == nil {
+				t.Fatal("a notifying publisher did not fail: the queue is not full")
+			}
+			during := publishSome()
+			until(t, 5*time.Second, "a failure", func() bool { return s.Stats().Failures > 1 })
+			// Nor does one with a transaction of its own suffer from NotifyTx.
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustExec(t, tx, `insert into news default values`)
+			if err := s.NotifyTx(t.Context(), tx, "news", "foreign"); err != nil {
+				t.Errorf("NotifyTx = %v", err)
+			}
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Errorf("Commit = %v", err)
+			}
+			if st := s.Stats(); st.InTx != 0 || st.LastError == nil || st.Pending == 0 {
+				t.Errorf("stats %+v", st)
+			}
+
+			mustExec(t, stalled, "rollback")
+			waiting, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			if err := s.Flush(waiting); err != nil {
+				t.Fatal(err)
+			}
+			until(t, 10*time.Second, "what waited", func() bool { return l.heard("foreign") && l.heard("199") })
+			if log.count("level=WARN") != 1 || log.count("level=INFO") != 1 || !strings.Contains(log.String(), "too many notifications") {
+				t.Errorf("want one warning with the cause and one information:\n%s", log)
+			}
+			t.Logf("slowest of 200 publishes: %v before, %v with a full queue; %d failed statements", before, during, s.Stats().Failures)
+		})
+	}
+}
+
+// On servers whose queue cannot be made small, a stalled listener: publishers and the sender go on.
+func TestStalledListenerLeavesPublishersUntouched(t *testing.T) {
+	t.Parallel()
+	everyPostgres(t, func(t *testing.T, server *postgres.Server) {
+		db := server.NewDatabase(t)
+		pool := newPool(t, db.URL)
+		stalled := mustConnect(t, db.URL)
+		mustExec(t, stalled, "listen news")
+		mustExec(t, stalled, "begin; select 1")
+		l := listen(t, pool, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1})
+		l.await(t, 5*time.Second, notify.Proven)
+		s := newSender(t, pool, notify.SenderConfig{})
+		for i := range 300 {
+			mustExec(t, pool, `select 1`)
+			notifyAll(t, s, "news", fmt.Sprint(strings.Repeat("x", 1000), i))
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		until(t, 5*time.Second, "300 notifications", func() bool { return l.kinds(notify.Notified) == 300 })
+	})
+}
+
+func TestForeignTransactions(t *testing.T) {
+	t.Parallel()
+	everyPostgres(t, func(t *testing.T, server *postgres.Server) {
+		pool := newPool(t, server.NewDatabase(t).URL)
+		mustExec(t, pool, `create table news (id bigint generated always as identity)`)
+		l := listen(t, pool, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1})
+		l.await(t, 5*time.Second, notify.Proven)
+		s := newSender(t, pool, notify.SenderConfig{})
+		in := func(commit bool, payload string) {
+			t.Helper()
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustExec(t, tx, `insert into news default values`)
+			if err := s.NotifyTx(t.Context(), tx, "news", payload); err != nil {
+				t.Fatal(err)
+			}
+			if commit {
+				err = tx.Commit(t.Context())
+			} else {
+				err = tx.Rollback(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		in(false, "rolled back") // the one inside the transaction is gone with it
+		if err := s.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 50 {
+			in(true, fmt.Sprint(i))
+		}
+		until(t, 2*time.Second, "50 notifications", func() bool {
+			for i := range 50 {
+				if !l.heard(fmt.Sprint(i)) {
+					return false
+				}
+			}
+			return true
+		})
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if l.heard("rolled back") {
+			t.Error("a transaction that was rolled back announced itself")
+		}
+		st := s.Stats()
+		t.Logf("51 transactions: %d notified inside, %d statements outside", st.InTx, st.Statements)
+		if st.InTx == 0 || st.InTx > 40 {
+			t.Errorf("stats %+v", st)
+		}
+	})
+}
+
+// Fifty listeners whose server restarts: when they come back is read off the server, not off their clocks.
+func TestFleetReconnectsSpreadOut(t *testing.T) {
+	t.Parallel()
+	server := postgres.Start(t, postgres.Options{Dedicated: true})
+	db := server.NewDatabase(t)
+	pool := newPool(t, db.URL)
+	const fleet = 50
+	var all []*notify.Listener
+	for range fleet {
+		l, err := notify.NewListener(pool, notify.ListenerConfig{Logger: slog.New(slog.DiscardHandler), ProvenPollInterval: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Handle("news", &recorder{})
+		run(t, l)
+		all = append(all, l)
+	}
+	healthy := func() bool { return !slices.ContainsFunc(all, func(l *notify.Listener) bool { return !l.Healthy() }) }
+	until(t, 20*time.Second, "50 proofs", healthy)
+	arrivals := func() (ms []int64) {
+		t.Helper()
+		rows, err := pool.Query(t.Context(), `select (extract(epoch from backend_start) * 1000)::bigint from pg_stat_activity
+			where datname = current_database() and query like 'listen%' order by 1`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ms, err = pgx.CollectRows(rows, pgx.RowTo[int64]); err != nil {
+			t.Fatal(err)
+		}
+		return ms
+	}
+	busiest := func(ms []int64) (n int) {
+		for i := range ms {
+			j := i
+			for j < len(ms) && ms[j] < ms[i]+100 {
+				j++
+			}
+			n = max(n, j-i)
+		}
+		return n
+	}
+	first := arrivals()
+	server.Restart(t)
+	until(t, 5*time.Second, "the loss to be noticed", func() bool { return !healthy() })
+	until(t, 30*time.Second, "50 proofs again", healthy)
+	pool.Reset()
+	again := arrivals()
+	if len(again) != fleet {
+		t.Fatalf("%d listening connections, want %d", len(again), fleet)
+	}
+	spread := time.Duration(again[fleet-1]-again[0]) * time.Millisecond
+	t.Logf("started together: at most %d in 100ms; after the restart: over %v, at most %d in 100ms", busiest(first), spread, busiest(again))
+	if spread < time.Second/2 || busiest(again) > fleet*2/5 {
+		t.Errorf("50 listeners came back over %v, %d of them within 100ms", spread, busiest(again))
+	}
+}
+
+func TestSwallowedConnectionIsReplaced(t *testing.T) {
+	t.Parallel()
+	server := postgres.Start(t, postgres.Options{})
+	db := server.NewDatabase(t)
+	pool := newPool(t, db.URL)
+	proxy, url := newProxy(t, db.URL)
+	cfg := fast
+	cfg.Direct, cfg.PollInterval, cfg.ProvenPollInterval = url, -1, -1
+	l := listen(t, pool, cfg)
+	l.await(t, 5*time.Second, notify.Proven)
+	for range 3 {
+		proxy.swallow()
+		start := time.Now()
+		publish(t, pool, "into the hole")
+		took := l.await(t, 3*time.Second, notify.Disconnected)
+		if limit := cfg.Heartbeat + cfg.HeartbeatTimeout; took > limit+500*time.Millisecond {
+			t.Errorf("noticed after %v, Heartbeat and HeartbeatTimeout are %v together", took, limit)
+		}
+		l.await(t, 5*time.Second, notify.Proven)
+		l.mustHear(t, pool)
+		t.Logf("noticed after %v, healthy again after %v", took, time.Since(start))
+	}
+	if n := l.kinds(notify.Resynced); n != 4 {
+		t.Errorf("%d resyncs, want 4", n)
+	}
+}
