@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"reflect"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -512,11 +511,7 @@ func (br *batchResults) drainSilently() {
 
 // isControl reports whether a text begins, ends or cuts a transaction, or sets something for it: what is sent as it is, in its place.
 func isControl(sql string) bool {
-	word := strings.TrimSpace(sql)
-	if i := strings.IndexFunc(word, func(r rune) bool { return r|0x20 < 'a' || r|0x20 > 'z' }); i >= 0 {
-		word = word[:i]
-	}
-	switch strings.ToLower(word) {
+	switch prepare.Keyword(sql) {
 	case "begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release", "prepare", "set":
 		return true
 	}

@@ -87,6 +87,9 @@ func (ex *Executor) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 	q := readCall(sql, args)
 	if q.rewriter == nil && q.isPgx(true) {
 		ex.counters.passed.Add(1)
+		if kw := prepare.Keyword(q.sql); kw == "discard" || kw == "deallocate" {
+			s.c.ForgetAll() // the caller throws our statements away with its own
+		}
 		return s.pooled.Exec(ctx, q.sql, q.pgxArgs()...)
 	}
 	tracer := s.c.QueryTracer()

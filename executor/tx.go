@@ -333,13 +333,16 @@ func (t *tx) Begin(context.Context) (pgx.Tx, error) {
 	return t.nest(t), nil
 }
 
-// Conn returns the connection, after sending BEGIN: what runs on it is pgx's, and not the executor's. It returns the connection also when
-// BEGIN failed; the next statement reports that.
+// Conn returns the connection, after sending BEGIN: what runs on it is pgx's, and not the executor's. If BEGIN failed the connection is
+// closed, so that nothing runs outside the transaction.
 func (t *tx) Conn() *pgx.Conn {
 	if !t.closed {
 		t.traceBegin(context.Background())
 		t.virgin = false
-		_ = t.flush(context.Background())
+		if err := t.flush(context.Background()); err != nil {
+			// Nobody may take for a transaction what is none.
+			_ = t.s.c.Conn().Close(context.Background())
+		}
 	}
 	return t.s.c.Conn()
 }

@@ -33,8 +33,8 @@ func (t *tx) commit(ctx context.Context) error {
 	switch {
 	case !t.begun && len(t.queue) == 0:
 		return nil // nothing was ever sent
-	case len(t.queue) == 0:
-		return t.commitAlone(ctx)
+	case len(t.queue) == 0, t.s.c.PgConn().TxStatus() == 'E':
+		return t.commitAlone(ctx) // in a failed transaction it is a rollback, and the queue goes with it
 	default:
 		return t.commitQueue(ctx)
 	}
@@ -100,8 +100,20 @@ func (t *tx) commitQueue(ctx context.Context) error {
 				return err
 			}
 		}
+		if failed.forced && failed.strategy == prepare.SharedParse {
+			forceParse(attempts)
+		}
 		if !implicit {
 			t.begun, t.pending = false, t.opening
+		}
+	}
+}
+
+// forceParse makes every shared statement of a group parse: where one name was missing the others may be too.
+func forceParse(attempts []attempt) {
+	for i := range attempts {
+		if attempts[i].strategy == prepare.Shared {
+			attempts[i].strategy, attempts[i].forced = prepare.SharedParse, true
 		}
 	}
 }

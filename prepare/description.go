@@ -26,6 +26,8 @@ type Statement struct {
 type Description struct {
 	// sd.SQL carries the generation comment, sd.Name the hash of text and parameter types.
 	sd pgconn.StatementDescription
+	// utility says that fields are no more than an example: see isUtility.
+	utility bool
 }
 
 // SQL returns the text that is sent, with its generation comment if the statement has moved on.
@@ -77,9 +79,10 @@ func (s *Statement) text(gen int32) string {
 
 // describe makes the Description that follows from what the server said.
 func (s *Statement) describe(sql string, paramOIDs []uint32, fields []pgconn.FieldDescription) *Description {
-	return &Description{sd: pgconn.StatementDescription{
-		Name: Name(sql, paramOIDs, s.salt), SQL: sql, ParamOIDs: paramOIDs, Fields: fields,
-	}}
+	return &Description{
+		sd:      pgconn.StatementDescription{Name: Name(sql, paramOIDs, s.salt), SQL: sql, ParamOIDs: paramOIDs, Fields: fields},
+		utility: isUtility(s.sql),
+	}
 }
 
 // Learn asks the server for the statement's parameter types and result columns, in one round trip and without leaving a name:

@@ -52,7 +52,7 @@ func (g *Group) Add(e Execution) error {
 	if err := e.encode(g.c, it.eqb, &e.Description.sd); err != nil {
 		return err
 	}
-	it.formats = e.Formats.choose(e.Description.sd.Fields, it.eqb.ResultFormats)
+	it.formats = e.Formats.choose(e.Description, e.Description.sd.Fields, it.eqb.ResultFormats)
 	switch e.Strategy {
 	case Named:
 		it.parse = !g.parsed(it.name) && (e.Reparse || !g.c.Knows(it.name))

@@ -52,8 +52,11 @@ type Formats struct {
 	ByOID     pgx.QueryResultFormatsByOID
 }
 
+// anyColumns asks for text, which every type has, whatever columns there will be.
+var anyColumns = []int16{pgx.TextFormatCode}
+
 // choose returns the formats for a result with these columns; built is pgx's own choice.
-func (f Formats) choose(fields []pgconn.FieldDescription, built []int16) []int16 {
+func (f Formats) choose(d *Description, fields []pgconn.FieldDescription, built []int16) []int16 {
 	switch {
 	case f.Positions != nil:
 		return f.Positions
@@ -63,6 +66,8 @@ func (f Formats) choose(fields []pgconn.FieldDescription, built []int16) []int16
 			formats[i] = f.ByOID[fields[i].DataTypeOID]
 		}
 		return formats
+	case d.utility:
+		return anyColumns
 	default:
 		return uniform(built)
 	}
@@ -117,7 +122,7 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 	if e.Strategy == Named {
 		if ent, ok := c.names.Get(d.sd.Name); ok {
 			known = true
-			if e.Direct && len(ent.sd.Fields) > 0 {
+			if e.Direct && len(ent.sd.Fields) > 0 && !d.utility {
 				sd = &ent.sd
 			}
 		}
@@ -125,7 +130,7 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 	if err := e.encode(c, &c.eqb, sd); err != nil {
 		return nil, err
 	}
-	formats := e.Formats.choose(sd.Fields, c.eqb.ResultFormats)
+	formats := e.Formats.choose(d, sd.Fields, c.eqb.ResultFormats)
 
 	parse := (e.Strategy == Named && !known) || e.Strategy == SharedParse
 	// A prefix is written only when the call below is sure to flush it: one that is left in the buffer by a call that returned early would
