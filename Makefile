@@ -28,7 +28,7 @@ setup:
 	@$(GO) run ./testenv/cmd/setup
 
 fmt:
-	$(TOOL) gofumpt -w .
+	$(TOOL) golangci-lint fmt
 
 # Removes what tests with TESTENV_KEEP=1 have left.
 clean:

@@ -195,8 +195,8 @@ func (e *Engine) versions(ctx context.Context, image string) (Image, error) {
 	c := e.Pool.Client
 	ctr, err := c.CreateContainer(docker.CreateContainerOptions{
 		Config: &docker.Config{
-			Image: image,
-			Cmd:   []string{"sh", "-c", "/usr/lib/postgresql/*/bin/postgres --version; /usr/sbin/pgbouncer --version"},
+			Image:  image,
+			Cmd:    []string{"sh", "-c", "/usr/lib/postgresql/*/bin/postgres --version; /usr/sbin/pgbouncer --version"},
 			User:   "postgres",
 			Labels: map[string]string{LabelRun: "build"}, // so that make clean finds it if this process dies
 		},
