@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// command runs a command line and returns its exit status and output.
+func command(ctx context.Context, args ...string) (code int, stdout, stderr string) {
+	var out, errOut bytes.Buffer
+	code = run(ctx, args, &out, &errOut)
+	return code, out.String(), errOut.String()
+}
+
+// golden compares got with a file.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (go test -update writes it anew):\n%s", file, diff)
+	}
+}
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	for name, args := range map[string][]string{
+		"help":        {"--help"},
+		"help_demo":   {"demo", "--help"},
+		"help_doctor": {"doctor", "--help"},
+	} {
+		code, stdout, stderr := command(t.Context(), args...)
+		if code != 0 || stderr != "" {
+			t.Errorf("%v: status %d, %s", args, code, stderr)
+		}
+		golden(t, name, stdout)
+	}
+}
+
+func TestMistakesFail(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"unknown"}, {"demo", "extra"}, {"demo", "--events", "0"}, {"demo", "--nonsense"}, {"doctor", "a", "b"},
+	} {
+		code, stdout, stderr := command(t.Context(), args...)
+		if code != exitFailed || !strings.HasPrefix(stderr, "bounceproof: ") || stdout != "" {
+			t.Errorf("%v: status %d, stdout %q, stderr %q", args, code, stdout, stderr)
+		}
+	}
+}
+
+// mask replaces what differs from run to run.
+func mask(s string) string {
+	for pattern, with := range map[string]string{
+		`127\.0\.0\.1:\d+`:        "ADDRESS",
+		`\bdatabase test\w+`:      "database TEST",
+		`process id \d+`:          "process id N",
+		`backend's \d+`:           "backend's N",
+		`backend \d+`:             "backend N",
+		`PostgreSQL \d+\.\d+\S*`:  "PostgreSQL V",
+		`PgBouncer \d+\.\d+\.\d+`: "PgBouncer V",
+		`took \d+\.\d ms`:         "took N ms",
+		` \(Debian [^)]*\)`:       "",
+	} {
+		s = regexp.MustCompile(pattern).ReplaceAllString(s, with)
+	}
+	return s
+}
+
+// watched is a writer that calls a function once when a text has been written.
+type watched struct {
+	mu    sync.Mutex
+	buf   bytes.Buffer
+	text  string
+	found func()
+}
+
+func (w *watched) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n, err := w.buf.Write(p)
+	if w.found != nil && strings.Contains(w.buf.String(), w.text) {
+		w.found()
+		w.found = nil
+	}
+	return n, err
+}
+
+func (w *watched) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.buf.String()
+}
