@@ -331,3 +331,47 @@ func TestATransactionAfterAMigrationFailsAtMostOnce(t *testing.T) {
 		}
 	}
 }
+
+// FETCH is a text whose rows depend on the cursor it finds, and PostgreSQL never calls its plan stale.
+func TestFetchIsTrueForEveryCursor(t *testing.T) {
+	t.Parallel()
+	for _, p := range habitats {
+		s, b := startPlace(t, p)
+		t.Run(p.String(), func(t *testing.T) {
+			db := s.NewDatabase(t)
+			url := db.URL
+			if b != nil {
+				url = b.URL(db.Name)
+			}
+			ex := newExecutor(t, newPool(t, url, maxConns(1)), executor.Config{})
+			for range 2 {
+				for query, want := range map[string]string{
+					"select 5":                           "[5]",
+					"select 11.0::float8":                "[11]",
+					"select 'x', 7, '{\"a\": 1}'::jsonb": "[x 7 map[a:1]]",
+				} {
+					err := ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+						if _, err := tx.Exec(ctx, "declare c cursor for "+query); err != nil {
+							return err
+						}
+						rows, err := tx.Query(ctx, "fetch 10 from c", prepare.Stable)
+						if err != nil {
+							return err
+						}
+						got, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
+							values, err := row.Values()
+							return fmt.Sprint(values), err
+						})
+						if err == nil && !slices.Equal(got, []string{want}) {
+							err = fmt.Errorf("%s: got %v, want %s", query, got, want)
+						}
+						return err
+					})
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+}
