@@ -69,7 +69,8 @@ type Backend struct {
 	clients    map[*client]struct{}
 	triggers   []*Trigger
 	sent       []Message
-	answers    int // messages sent to clients
+	requests   int // of them, those that ReadyForQuery answers
+	answers    []Answer
 	writes     int // Write calls of clients
 	connects   int
 	cancels    int
@@ -199,7 +200,7 @@ func (b *Backend) Reset() {
 }
 
 func (b *Backend) resetLocked() {
-	b.sent, b.answers, b.writes, b.connects, b.cancels, b.triggers = nil, 0, 0, 0, 0, nil
+	b.sent, b.requests, b.answers, b.writes, b.connects, b.cancels, b.triggers = nil, 0, nil, 0, 0, 0, nil
 	b.ran, b.committed = map[string]int{}, map[string]int{}
 }
 
@@ -210,22 +211,26 @@ func (b *Backend) Sent() []Message {
 	return slices.Clone(b.sent)
 }
 
-// Answers returns how many messages were sent to clients since Reset, without those that set a connection up.
-func (b *Backend) Answers() int {
+// Answer is a message sent to a client.
+type Answer struct {
+	// Request is the number of the request that it belongs to, from 1, over all connections.
+	Request int
+	// Error says that it is an ErrorResponse.
+	Error bool
+}
+
+// Answers returns the messages sent to clients since Reset, without those that set a connection up.
+func (b *Backend) Answers() []Answer {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.answers
+	return slices.Clone(b.answers)
 }
 
 // RoundTrips returns how many requests that are answered by ReadyForQuery were sent since Reset.
 func (b *Backend) RoundTrips() int {
-	n := 0
-	for _, m := range b.Sent() {
-		if m.Kind == "Sync" || m.Kind == "Query" {
-			n++
-		}
-	}
-	return n
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.requests
 }
 
 // Writes returns how often clients wrote since Reset, connection set-up included.

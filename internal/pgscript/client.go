@@ -82,12 +82,20 @@ func (c *client) serve() {
 		if c.blocked(FromClient) {
 			return
 		}
-		c.b.mu.Lock()
-		c.b.sent = append(c.b.sent, messageOf(msg))
-		c.b.mu.Unlock()
+		c.b.record(messageOf(msg))
 		if c.handle(msg) != nil {
 			return
 		}
+	}
+}
+
+// record keeps what a client sent.
+func (b *Backend) record(m Message) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sent = append(b.sent, m)
+	if m.EndsRequest() {
+		b.requests++
 	}
 }
 
@@ -116,7 +124,8 @@ func (c *client) flush() error {
 			return errEnd
 		}
 		c.b.mu.Lock()
-		c.b.answers++
+		_, isError := m.(*pgproto3.ErrorResponse)
+		c.b.answers = append(c.b.answers, Answer{Request: c.b.requests, Error: isError})
 		c.b.mu.Unlock()
 		c.be.Send(m)
 		if err := c.be.Flush(); err != nil {

@@ -35,6 +35,9 @@ func (m Message) String() string {
 	}
 }
 
+// EndsRequest reports whether ReadyForQuery is the end of its answer.
+func (m Message) EndsRequest() bool { return m.Kind == "Sync" || m.Kind == "Query" }
+
 // Strings returns the messages' short forms.
 func Strings(messages []Message) []string {
 	out := make([]string, len(messages))
