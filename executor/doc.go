@@ -1,0 +1,29 @@
+// Package executor wraps a pgxpool.Pool so that prepared statements work, and stay fast, whatever stands between the program and PostgreSQL.
+//
+//	ex, err := executor.New(pool, executor.Config{})
+//	err = ex.QueryRow(ctx, "select email from users where id = $1", prepare.Stable, 42).Scan(&email)
+//
+// # What it promises
+//
+// A statement that is marked prepare.Stable, or used often enough, is sent by name where names hold: on a direct connection, in session
+// pooling, and behind a pooler that tracks statements. Elsewhere it is sent unprepared, with the same bytes: encoding and decoding follow the
+// server's types in both. Which it is, the executor finds out by itself ([Executor.Topology]), and notices when it changes.
+//
+// When a pooler loses a statement the caller sees nothing outside a transaction: the statement is run again, once, because it provably did
+// not execute. Within a transaction [Executor.InTx] runs its function again, once; a plain Begin gets [*PreparedStatementError]. What may have
+// executed is never run again. A COMMIT without an answer is [ErrCommitUnknown].
+//
+// Rows are decoded by the description that came with them, so a migration never makes a query lie.
+//
+// # What it costs
+//
+// Nothing over bare pgx: no extra round trip, no more allocations. A transaction begins with its first statement's round trip; what is queued
+// with [Tx] rides with COMMIT.
+//
+// # Limits
+//
+// Names that were prepared with pgx.Conn.Prepare, in AfterConnect for instance, are not looked up: pass the text. Session state does not
+// survive a transaction pooler with this package either: SET without LOCAL, advisory locks of the session, LISTEN (see package notify),
+// temporary tables, WITH HOLD cursors. Results of a batch that were handed out cannot be taken back, so a batch that fails after its first
+// result reports the error.
+package executor
