@@ -3,12 +3,11 @@ package bench
 import (
 	"crypto/rand"
 	"fmt"
-	"io"
 	"log/slog"
 )
 
 // quiet drops the warnings that a benchmark behind an old pooler is bound to cause.
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 func clientsName(n int) string { return fmt.Sprintf("clients=%d", n) }
 

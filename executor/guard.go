@@ -51,7 +51,7 @@ func Guard(pool *pgxpool.Config, cfg Config) error {
 		g.configure(ctx, cc)
 		return nil
 	}
-	prepareConn, beforeAcquire := pool.PrepareConn, pool.BeforeAcquire
+	prepareConn, beforeAcquire := pool.PrepareConn, pool.BeforeAcquire //nolint:staticcheck // deprecated, and still there to be chained
 	pool.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
 		switch {
 		case !g.current(conn):

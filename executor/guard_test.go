@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"io"
 	"log/slog"
 	"sync/atomic"
 	"testing"
@@ -22,7 +21,7 @@ import (
 func guardedPool(t *testing.T, url string, cfg executor.Config, change ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	return newPool(t, url, append(change, func(pc *pgxpool.Config) {
 		if err := executor.Guard(pc, cfg); err != nil {
@@ -138,7 +137,7 @@ func TestGuardRetiresConnectionsWhenAPoolerAppears(t *testing.T) {
 		t.Fatalf("a new connection through the pooler works in mode %v", got)
 	}
 	old.Release()
-	for range 8 {
+	for range pool.Config().MaxConns {
 		c, err := pool.Acquire(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -146,10 +145,7 @@ func TestGuardRetiresConnectionsWhenAPoolerAppears(t *testing.T) {
 		if c.Conn() == oldConn {
 			t.Fatal("a connection made before the pooler appeared was lent again")
 		}
-		defer c.Release()
-		if pool.Stat().AcquiredConns() == pool.Config().MaxConns {
-			break
-		}
+		t.Cleanup(c.Release)
 	}
 }
 

@@ -212,6 +212,7 @@ func (t *tx) judge(ctx context.Context, a *attempt, err error) (again bool, _ er
 		return false, t.fail(a, err)
 	}
 	if sent {
+		t.ex.shared.forget(t.backend) // one name was missing, so others may be
 		t.pending = nil
 		if t.s.c.PgConn().TxStatus() != 'I' {
 			t.pending = append(t.pending, "rollback")
@@ -224,7 +225,7 @@ func (t *tx) judge(ctx context.Context, a *attempt, err error) (again bool, _ er
 
 // fail gives an error that ends the transaction the form its caller can act on.
 func (t *tx) fail(a *attempt, err error) error {
-	switch a.verdict.Reason { //nolint:exhaustive // the rest is returned as it is
+	switch a.verdict.Reason {
 	case fallback.ReasonStatementMode:
 		return fmt.Errorf("%w: %w", ErrStatementMode, err)
 	case fallback.ReasonPreparedLost, fallback.ReasonPoolerPrepared:

@@ -124,6 +124,7 @@ func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin []string) e
 	for i, st := range sts {
 		texts[i], ctxs[i] = st.text(st.gen.Load()), ctx
 		if c.prepareTracer != nil {
+			//nolint:fatcontext // not nested: each start gets the caller's context
 			ctxs[i] = c.prepareTracer.TracePrepareStart(ctx, c.conn, pgx.TracePrepareStartData{SQL: texts[i]})
 		}
 	}

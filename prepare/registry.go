@@ -53,7 +53,7 @@ func Attach(conn *pgx.Conn, capacity int) *Conn {
 	c := &Conn{conn: conn, pg: pg}
 	// pgx finds tracers by type assertion too; Config() copies, so it is asked once a connection.
 	tracer := conn.Config().Tracer
-	c.queryTracer, _ = tracer.(pgx.QueryTracer)
+	c.queryTracer = tracer
 	c.batchTracer, _ = tracer.(pgx.BatchTracer)
 	c.prepareTracer, _ = tracer.(pgx.PrepareTracer)
 	c.copyTracer, _ = tracer.(pgx.CopyFromTracer)
