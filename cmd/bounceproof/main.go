@@ -63,6 +63,6 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newDemo(), newDoctor())
+	root.AddCommand(newDemo(), newDoctor(), newOutbox())
 	return root
 }

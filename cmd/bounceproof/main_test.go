@@ -44,9 +44,11 @@ func golden(t *testing.T, name, got string) {
 func TestHelp(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string][]string{
-		"help":        {"--help"},
-		"help_demo":   {"demo", "--help"},
-		"help_doctor": {"doctor", "--help"},
+		"help":                {"--help"},
+		"help_demo":           {"demo", "--help"},
+		"help_doctor":         {"doctor", "--help"},
+		"help_outbox":         {"outbox"},
+		"help_outbox_migrate": {"outbox", "migrate", "--help"},
 	} {
 		code, stdout, stderr := command(t.Context(), args...)
 		if code != 0 || stderr != "" {
