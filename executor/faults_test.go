@@ -27,7 +27,7 @@ type deed struct {
 func inserts(n int) []string {
 	sqls := make([]string, n)
 	for i := range sqls {
-		sqls[i] = fmt.Sprintf("insert into runs (id, attempt) values ($1, nextval('attempt_%d'))", i)
+		sqls[i] = fmt.Sprintf("insert into runs (id, stmt, attempt) values ($1, %d, nextval('attempt_%d'))", i, i)
 	}
 	return sqls
 }
@@ -60,7 +60,7 @@ var deeds = []deed{
 		var n int
 		return ex.QueryRow(ctx, sqls[0], prepare.Stable, runID(ctx)).Scan(&n)
 	}},
-	{"Exec without arguments", []string{"insert into runs (id, attempt) values (1000000, nextval('attempt_0'))"}, false, func(ctx context.Context, ex *executor.Executor, sqls []string) error {
+	{"Exec without arguments", []string{"insert into runs (id, stmt, attempt) values (0, 0, nextval('attempt_0'))"}, false, func(ctx context.Context, ex *executor.Executor, sqls []string) error {
 		_, err := ex.Exec(ctx, sqls[0])
 		return err
 	}},
