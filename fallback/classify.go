@@ -312,11 +312,24 @@ func isNameRune(r rune) bool {
 	return r == '_' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '+' || r == '/' || r == '=' || r == '-'
 }
 
-// fromBindParameter reports whether the error's context is the one PostgreSQL gives to the conversion of a bound parameter
-// (bind_param_error_callback in postgres.c), which happens before anything runs.
+// fromBindParameter reports whether the error's context is the one that PostgreSQL (15 and newer; 13 has none) gives to the conversion of
+// a bound parameter, which happens before anything runs: "unnamed portal parameter $1", with " = '…'" behind it for a text
+// (bind_param_error_callback in postgres.c). It may be translated, so the parameter's number decides, and that nothing is quoted before
+// it: COPY and SPI quote what they are at.
 func fromBindParameter(e *pgconn.PgError) bool {
-	return (dataException(e) || e.Code == "08P01" || e.Code == "XX000") && !strings.Contains(e.Where, "\n") && strings.Contains(e.Where, " $") &&
-		e.Routine != "exec_stmt_raise"
+	if !dataException(e) && e.Code != "08P01" && e.Code != "XX000" || e.Routine == "exec_stmt_raise" {
+		return false
+	}
+	where, _, _ := strings.Cut(e.Where, " = ")
+	before, after, ok := strings.Cut(where, "$")
+	if !ok || strings.ContainsAny(where, "\"\n(") || isWordByte(before, len(before)-1) {
+		return false
+	}
+	digits := 0
+	for digits < len(after) && after[digits] >= '0' && after[digits] <= '9' {
+		digits++
+	}
+	return digits > 0 && !isWordByte(after, digits)
 }
 
 // dataException reports whether the error is of class 22: text or bytes that are no value of the type.

@@ -102,7 +102,7 @@ func reason(r fallback.Reason) func(*verdict)         { return func(v *verdict) 
 func evidence(e bool) func(*verdict)                  { return func(v *verdict) { v.evidence = e } }
 func afterwards(c fallback.Connection) func(*verdict) { return func(v *verdict) { v.connection = c } }
 func connectFailure(e *pgconn.PgError) error          { return wrapConnect(e) }
-func deadContext(c *fallback.Context) { c.CtxErr, c.Alive = context.Canceled, false }
+func deadContext(c *fallback.Context)                 { c.CtxErr, c.Alive = context.Canceled, false }
 
 func recorded(e *pgconn.PgError) func(*fallback.Context) {
 	return func(c *fallback.Context) { c.Recorded, c.Alive = e, false }
@@ -206,6 +206,11 @@ func TestClassify(t *testing.T) {
 		{"22P03", where(server("22P03", "incorrect binary data format in bind parameter 1", "exec_bind_message"), "unnamed portal parameter $1"), named(direct), stale},
 		{"22P03 translated", where(server("22P03", "falsches Binärformat im Parameter 1", "exec_bind_message"), "Parameter $1 des unbenannten Portals"), named(direct), stale},
 		{"22P03 raised in PL/pgSQL", where(server("22P03", "x", "exec_stmt_raise"), "PL/pgSQL function f() line 1 at RAISE"), named(direct), own},
+		{"22P02 of a parameter", where(server("22P02", "invalid input syntax", "pg_strtoint64"), "unnamed portal parameter $1 = '...'"), named(direct), stale},
+		{"22P02 of a parameter with its value", where(server("22P02", "invalid input syntax", "pg_strtoint64"), `unnamed portal parameter $1 = 'say "x"'`), named(direct), stale},
+		{"22P02 of a row", where(server("22P02", "invalid input syntax", "pg_strtoint64"), ""), named(direct), own},
+		{"22P02 of COPY", where(server("22P02", "invalid input syntax", "pg_strtoint64"), `COPY t, line 1, column id: "x $1"`), named(direct), own},
+		{"22P02 in a function", where(server("22P02", "invalid input syntax", "pg_strtoint64"), "PL/pgSQL function a$1(text) line 1 while casting return value"), named(direct), own},
 		{"XX000 of a type of ours that is gone", server("XX000", "cache lookup failed for type 20", "getBaseTypeAndTypmod"), named(direct), stale},
 		{"XX000 of another type", server("XX000", "cache lookup failed for type 21", "getBaseTypeAndTypmod"), named(direct), own},
 		{"42883 of a column whose type changed", at(server("42883", "operator does not exist: text = bigint", "op_error"), 24), named(direct), stale},
