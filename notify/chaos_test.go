@@ -11,10 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/bounceproof/bounceproof/notify"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // follower is a subscriber as one should be: each event makes it look at the table.

@@ -6,9 +6,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bounceproof/bounceproof/internal/backoff"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/puddle/v2"
+
+	"github.com/bounceproof/bounceproof/internal/backoff"
 )
 
 // link is the dedicated connection of one or more listeners: who uses it, in what state it is, and the loop that keeps

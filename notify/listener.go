@@ -7,9 +7,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bounceproof/bounceproof/internal/backoff"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/bounceproof/bounceproof/internal/backoff"
 )
 
 // Pool is what a [Listener] needs of a pool; *pgxpool.Pool is one. Config tells how to connect (the pool's own
@@ -174,18 +175,30 @@ func (l *Listener) Run(ctx context.Context) error {
 		l.mu.Unlock()
 	}()
 
+	defer l.subscribe()()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for channel, box := range l.boxes {
+	for _, box := range l.boxes {
 		wg.Go(func() { box.run(ctx) })
-		if l.cfg.Sender != nil {
-			cancel := l.cfg.Sender.Subscribe(channel, func(payload string) { box.put(Notified, payload) })
-			defer cancel()
-		}
 	}
 	wg.Go(func() { l.poll(ctx) })
 	l.link.serve(ctx, l)
 	return nil
+}
+
+// subscribe takes what this process's own Sender says, if there is one.
+func (l *Listener) subscribe() (cancel func()) {
+	var cancels []func()
+	if l.cfg.Sender != nil {
+		for channel, box := range l.boxes {
+			cancels = append(cancels, l.cfg.Sender.Subscribe(channel, func(payload string) { box.put(Notified, payload) }))
+		}
+	}
+	return func() {
+		for _, cancel := range cancels {
+			cancel()
+		}
+	}
 }
 
 // poll leaves Polled events in all mailboxes, at the pace of the link's state.

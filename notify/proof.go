@@ -8,9 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/bounceproof/bounceproof/internal/backoff"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/internal/backoff"
 )
 
 // How delivery is proven. A note with a random token is sent to a channel that only this connection listens on, by

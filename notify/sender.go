@@ -9,9 +9,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bounceproof/bounceproof/internal/backoff"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/internal/backoff"
 )
 
 // ErrClosed is returned by a [Sender] that was closed. It is possibly wrapped: use errors.Is.

@@ -14,10 +14,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/bounceproof/bounceproof/notify"
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/notify"
 )
 
 // statement is one Exec that a fakeDB saw.

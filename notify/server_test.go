@@ -11,12 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bounceproof/bounceproof/notify"
-	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
-	"github.com/bounceproof/bounceproof/testenv/postgres"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/bounceproof/bounceproof/notify"
+	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
+	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
 // mustConnect returns a connection that is closed at the end of the test.

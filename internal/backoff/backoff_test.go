@@ -8,8 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/bounceproof/bounceproof/internal/backoff"
 	"pgregory.net/rapid"
+
+	"github.com/bounceproof/bounceproof/internal/backoff"
 )
 
 func TestBoundDoublesUpToMax(t *testing.T) {
