@@ -1,0 +1,235 @@
+package executor
+
+import (
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/fallback"
+)
+
+// fail keeps the first error.
+func (br *batchResults) fail(err error) {
+	if br.err == nil {
+		br.err = err
+	}
+}
+
+// reader returns the next item's result.
+func (br *batchResults) reader() (*pgconn.ResultReader, error) {
+	if br.last != nil {
+		br.last.Close()
+		br.last = nil
+	}
+	switch {
+	case br.err != nil:
+		return nil, br.err
+	case br.closed:
+		return nil, errors.New("batch already closed")
+	case br.next >= len(br.items):
+		return nil, errors.New("no more results in batch")
+	}
+	rr := br.first
+	br.first = nil
+	if rr == nil {
+		var err error
+		if rr, err = br.g.Next(); err != nil {
+			br.judgeItem(br.next, err)
+			br.next++
+			return nil, br.err
+		}
+	}
+	br.next++
+	return rr, nil
+}
+
+// judgeItem keeps the error of item i, after the latch and the catalog have heard of it.
+func (br *batchResults) judgeItem(i int, err error) {
+	a := br.attemptAt(i)
+	if a == nil {
+		a = &attempt{stage: stageSent}
+	}
+	a.runs = maxRuns
+	phase := fallback.PhaseInside
+	if br.t == nil && !br.control {
+		phase = fallback.PhaseAlone
+	}
+	_, err = br.ex.judge(br.ctx, br.s, a, phase, err)
+	if br.t != nil {
+		err = br.t.fail(a, err)
+	}
+	br.fail(err)
+}
+
+// ended counts and traces the end of item i.
+func (br *batchResults) ended(i int, start time.Time, tag pgconn.CommandTag, err error) {
+	if err == nil {
+		if a := br.attemptAt(i); a != nil {
+			br.ex.succeeded(br.ctx, a)
+		} else {
+			br.ex.counters.passed.Add(1)
+		}
+	}
+	if br.tracer != nil {
+		item := br.b.QueuedQueries[i]
+		br.tracer.TraceBatchQuery(br.ctx, br.s.c.Conn(), pgx.TraceBatchQueryData{
+			SQL: item.SQL, Args: item.Arguments, CommandTag: tag, Err: err, ReadStartTime: start,
+		})
+	}
+}
+
+// Exec reads the next result as if the query had been sent with Exec.
+func (br *batchResults) Exec() (pgconn.CommandTag, error) {
+	br.delivered = true
+	return br.exec()
+}
+
+func (br *batchResults) exec() (pgconn.CommandTag, error) {
+	i, start := br.next, time.Now()
+	rr, err := br.reader()
+	var tag pgconn.CommandTag
+	if err == nil {
+		if tag, err = rr.Close(); err != nil {
+			br.judgeItem(i, err)
+			err = br.err
+		}
+	}
+	if i < len(br.items) && br.next > i {
+		br.ended(i, start, tag, err)
+	}
+	return tag, err
+}
+
+// Query reads the next result as if the query had been sent with Query.
+func (br *batchResults) Query() (pgx.Rows, error) {
+	r := br.query()
+	return r, r.err
+}
+
+func (br *batchResults) query() *rows {
+	br.delivered = true
+	i, start := br.next, time.Now()
+	rr, err := br.reader()
+	r := &rows{conn: br.s.c.Conn()}
+	if err != nil {
+		r.fail(err)
+		if i < len(br.items) && br.next > i {
+			br.ended(i, start, r.tag, err)
+		}
+		return r
+	}
+	r.inner = pgx.RowsFromResultReader(br.s.c.TypeMap(), rr)
+	br.last = r
+	r.onClose = func(r *rows) {
+		var pgErr *pgconn.PgError
+		if r.err != nil && (errors.As(r.err, &pgErr) || br.s.c.PgConn().IsClosed()) {
+			br.judgeItem(i, r.err)
+			r.err = br.err
+		}
+		br.ended(i, start, r.tag, r.err)
+	}
+	return r
+}
+
+// QueryRow reads the next result as if the query had been sent with QueryRow.
+func (br *batchResults) QueryRow() pgx.Row { return (*row)(br.query()) }
+
+// Tx returns the transaction that Batch.BeginTx began, or nil.
+func (br *batchResults) Tx() pgx.Tx {
+	if !br.begins {
+		return nil
+	}
+	return br.t
+}
+
+// Close reads what is left, runs the items' functions, and frees the connection. It returns the batch's first error; again the second time.
+func (br *batchResults) Close() error {
+	if br.closed {
+		return br.err
+	}
+	if br.last != nil {
+		br.last.Close()
+		br.last = nil
+	}
+	br.drain()
+	br.closed = true
+	if br.g != nil {
+		if err := br.g.Close(); err != nil && br.err == nil {
+			br.judgeItem(len(br.items), err)
+		}
+	}
+	br.ex.count(br.s.c)
+	if br.tracer != nil {
+		br.tracer.TraceBatchEnd(br.ctx, br.s.c.Conn(), pgx.TraceBatchEndData{Err: br.err})
+	}
+	switch {
+	case br.begins:
+		br.t.sent(br.err)
+		if !br.t.begun {
+			br.t.release() // it failed before it began
+		}
+	case br.t != nil:
+		br.t.virgin = false
+	case br.s.pooled != nil:
+		br.s.pooled.Release()
+	}
+	return br.err
+}
+
+// drain reads what is left. While nothing has reached the caller, and no function would see it, a batch that lost a statement at any item
+// is sent once more.
+func (br *batchResults) drain() {
+	silent := !br.delivered && br.t == nil && !br.control
+	for i := br.next; silent && i < len(br.b.QueuedQueries); i++ {
+		silent = br.b.QueuedQueries[i].Fn == nil
+	}
+	if silent && br.tracer == nil {
+		br.drainSilently()
+	}
+	for br.err == nil && br.next < len(br.items) {
+		item := br.b.QueuedQueries[br.next]
+		if item.Fn == nil {
+			_, _ = br.exec()
+			continue
+		}
+		br.delivered = true
+		if err := item.Fn(br); err != nil {
+			br.fail(err)
+		}
+	}
+}
+
+// drainSilently reads all results to the end of the group, at most twice.
+func (br *batchResults) drainSilently() {
+	for br.err == nil && br.next < len(br.items) {
+		rr := br.first
+		br.first = nil
+		var err error
+		if rr == nil {
+			rr, err = br.g.Next()
+		}
+		if err == nil {
+			_, err = rr.Close()
+		}
+		if err == nil {
+			br.next++
+			continue
+		}
+		failed := br.attemptAt(br.next)
+		br.next = 0
+		for br.again(failed, err) {
+			if failed, err = br.send(); err == nil {
+				break
+			}
+		}
+	}
+	if br.err == nil {
+		for i := range br.items {
+			if a := br.attemptAt(i); a != nil {
+				br.ex.succeeded(br.ctx, a)
+			}
+		}
+	}
+}

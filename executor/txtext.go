@@ -1,0 +1,152 @@
+package executor
+
+import (
+	"context"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// control runs a text of the executor's own that is no statement of the caller's: it leaves the queue alone.
+func (t *tx) control(ctx context.Context, sql string) error {
+	if err := t.flush(ctx); err != nil {
+		return err
+	}
+	t.virgin = false
+	_, err := t.s.c.Conn().Exec(ctx, sql)
+	return err
+}
+
+// alias replaces a name that Prepare gave by its text.
+func (t *tx) alias(sql string) string {
+	if text, ok := t.aliases[sql]; ok {
+		return text
+	}
+	return sql
+}
+
+// flush sends what is pending by itself, for what follows goes past the executor.
+func (t *tx) flush(ctx context.Context) error {
+	if len(t.pending) == 0 {
+		return nil
+	}
+	if t.statementMode() {
+		return ErrStatementMode
+	}
+	g := t.s.c.NewGroup()
+	for _, text := range t.pending {
+		g.AddText(text)
+	}
+	if err := g.Send(ctx); err != nil {
+		_ = g.Close()
+		return err
+	}
+	err := g.Close()
+	t.sent(err)
+	if err != nil {
+		return t.failed(ctx, err)
+	}
+	t.begun, t.pending = true, nil
+	return nil
+}
+
+// beforeText flushes the queue in front of a text that ends or cuts the transaction in a way the executor does not see: a queued statement
+// would outlive a savepoint that is rolled back.
+func (t *tx) beforeText(ctx context.Context, q *call) error {
+	if len(t.queue) == 0 || !cutsTransaction(q.sql) {
+		return nil
+	}
+	if t.s.c.PgConn().TxStatus() == 'E' {
+		// Only ROLLBACK (TO) does anything here, and it takes with it what would have run before the failure.
+		t.queue = nil
+		return nil
+	}
+	return t.flushQueue(ctx)
+}
+
+// cutsTransaction reports whether the text may contain SAVEPOINT, RELEASE, ROLLBACK (TO), PREPARE TRANSACTION, COMMIT, END or ABORT. It
+// may say yes for too much, as for such a word in a string: that costs a round trip and nothing else.
+func cutsTransaction(sql string) bool {
+	for word := range strings.FieldsFuncSeq(sql, func(r rune) bool { return (r|0x20 < 'a' || r|0x20 > 'z') && r != '_' && (r < '0' || r > '9') }) {
+		switch len(word) {
+		case 3, 5, 6, 7, 8, 9, 11:
+			switch strings.ToLower(word) {
+			case "end", "abort", "commit", "release", "rollback", "savepoint", "transaction":
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// flushQueue runs the queued statements now.
+func (t *tx) flushQueue(ctx context.Context) error {
+	queue := t.queue
+	t.queue = nil
+	for i := range queue {
+		if _, err := t.exec(ctx, &queue[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Conn returns the connection, after sending BEGIN: what runs on it is pgx's, and not the executor's. If BEGIN failed the connection is
+// closed, so that nothing runs outside the transaction.
+func (t *tx) Conn() *pgx.Conn {
+	if !t.closed {
+		t.traceBegin(context.Background())
+		t.virgin = false
+		if err := t.flush(context.Background()); err != nil {
+			// Nobody may take for a transaction what is none.
+			_ = t.s.c.Conn().Close(context.Background())
+		}
+	}
+	return t.s.c.Conn()
+}
+
+// LargeObjects returns pgx's large objects, after sending BEGIN: a real pgx.Tx on the same connection, whose own BEGIN is a comment.
+func (t *tx) LargeObjects() pgx.LargeObjects {
+	conn := t.Conn()
+	pgxTx, err := conn.BeginTx(context.Background(), pgx.TxOptions{BeginQuery: "-- within a transaction of the executor"})
+	if err != nil {
+		// The connection is lost. pgx gives a closed transaction, whose methods say so, only by way of a batch.
+		var b pgx.Batch
+		b.BeginTx(pgx.TxOptions{})
+		results := conn.SendBatch(context.Background(), &b)
+		_ = results.Close()
+		return results.Tx().LargeObjects()
+	}
+	return pgxTx.LargeObjects()
+}
+
+// Prepare returns the description of sql and makes name stand for it in this transaction. Nothing is prepared under the name on the server,
+// where behind a pooler it would be left behind.
+func (t *tx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if t.closed {
+		return nil, pgx.ErrTxClosed
+	}
+	if t.statementMode() {
+		return nil, ErrStatementMode
+	}
+	st := t.ex.catalog.Lookup(sql, true)
+	d := st.Description()
+	if d == nil {
+		t.traceBegin(ctx)
+		var err error
+		d, err = st.Learn(ctx, t.s.c, t.pending)
+		t.sent(err)
+		t.ex.count(t.s.c)
+		if err != nil {
+			return nil, t.failed(ctx, err)
+		}
+	}
+	if name != "" {
+		if t.aliases == nil {
+			t.aliases = make(map[string]string)
+		}
+		t.aliases[name] = sql
+	}
+	return &pgconn.StatementDescription{Name: name, SQL: sql, ParamOIDs: d.ParamOIDs(), Fields: d.Fields()}, nil
+}
