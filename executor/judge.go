@@ -48,8 +48,10 @@ func (ex *Executor) judge(ctx context.Context, s *session, a *attempt, phase fal
 		a.strategy, a.forced = prepare.Unprepared, true
 	case fallback.Reparse:
 		a.strategy, a.forced = prepare.SharedParse, true
-	case fallback.Relearn, fallback.NextGeneration, fallback.RunElsewhere:
+	case fallback.Relearn, fallback.NextGeneration:
 		a.forced = false
+	case fallback.RunElsewhere:
+		// The same way: what an earlier failure taught holds on another connection too.
 	case fallback.Return, fallback.RunLater, fallback.RerunTx:
 		return false, err
 	}

@@ -167,7 +167,7 @@ func (b *Backend) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "pipe", Err: fmt.Errorf("refused")}
 	}
 	ours, theirs := net.Pipe()
-	c := &client{b: b, conn: ours, be: pgproto3.NewBackend(ours, ours)}
+	c := &client{b: b, conn: ours, be: pgproto3.NewBackend(ours, ours), tx: 'I', kept: map[string]*parsed{}}
 	b.clients[c] = struct{}{}
 	b.working.Go(func() {
 		c.serve()
@@ -276,8 +276,8 @@ func (b *Backend) ForgetNames() {
 		clear(s.names)
 	}
 	for c := range b.clients {
-		if b.o.Kind == Direct && c.server != nil {
-			clear(c.server.names)
+		if b.o.Kind != Raw {
+			clear(c.kept)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package pgscript
 
 import (
 	"fmt"
-	"io"
 	"net"
 	"strconv"
 	"strings"
@@ -49,7 +48,6 @@ func (c *client) serve() {
 		c.b.mu.Unlock()
 		return // a cancel request, which this backend does not honour
 	}
-	c.tx, c.kept = 'I', map[string]*parsed{}
 	c.b.mu.Lock()
 	c.b.connects++
 	c.b.pids++
@@ -106,9 +104,13 @@ func (c *client) blocked(side Side) bool {
 		_ = c.conn.Close()
 		return true
 	case stall:
-		// The client's writes must not block, not even its goodbye.
-		_, _ = io.Copy(io.Discard, c.conn)
-		return true
+		// The client's writes must not block, and its goodbye is heard.
+		for {
+			msg, err := c.be.Receive()
+			if _, bye := msg.(*pgproto3.Terminate); bye || err != nil {
+				return true
+			}
+		}
 	case goOn:
 	}
 	return false
@@ -215,15 +217,16 @@ func (c *client) parse(m *pgproto3.Parse) error {
 		}
 		return c.fail(ServerError("42P05", fmt.Sprintf("prepared statement %q already exists", m.Name), "StorePreparedStatement"))
 	}
-	p := &parsed{sql: m.Query, oids: m.ParameterOIDs, st: c.b.statement(m.Query)}
+	p := &parsed{sql: m.Query, oids: m.ParameterOIDs}
+	st := c.b.statement(m.Query)
 	if len(p.oids) == 0 {
-		p.oids = p.st.Params
+		p.oids = st.Params
 	}
 	var e *pgproto3.ErrorResponse
 	if c.aborted(m.Query) {
 		e = aborted
 	} else {
-		e = p.st.fails(Parse)
+		e = st.fails(Parse)
 	}
 	p.failed = e != nil
 	if e == nil || c.b.o.Kind == Tracked && m.Name != "" {
@@ -286,7 +289,8 @@ func (c *client) bind(m *pgproto3.Bind) error {
 		return c.fail(ServerError("08P01", fmt.Sprintf("bind message supplies %d parameters, but prepared statement %q requires %d",
 			len(m.Parameters), m.PreparedStatement, len(p.oids)), "exec_bind_message"))
 	}
-	if e := p.st.fails(Bind); e != nil {
+	st := c.b.statement(p.sql)
+	if e := st.fails(Bind); e != nil {
 		return c.fail(e)
 	}
 	args := make([]string, len(m.Parameters))
@@ -336,6 +340,7 @@ func (c *client) rowDescription(p *parsed, formats []int16) pgproto3.BackendMess
 
 // result returns the columns and rows of a text: those of its statement, or what a probe asks the server about itself.
 func (c *client) result(p *parsed, args []string) ([]Column, [][]string) {
+	st := c.b.statement(p.sql)
 	pid := strconv.Itoa(int(c.server.pid))
 	pidColumn := Column{Name: "pg_backend_pid", OID: pgtype.Int4OID}
 	switch {
@@ -357,10 +362,10 @@ func (c *client) result(p *parsed, args []string) ([]Column, [][]string) {
 		return columns, [][]string{{pid, ""}}
 	case strings.Contains(p.sql, "pg_backend_pid()"):
 		return []Column{pidColumn}, [][]string{{pid}}
-	case p.st.Rows == nil || args == nil:
-		return p.st.Columns, nil
+	case st.Rows == nil || args == nil:
+		return st.Columns, nil
 	default:
-		return p.st.Columns, p.st.Rows(args)
+		return st.Columns, st.Rows(args)
 	}
 }
 
@@ -395,7 +400,8 @@ func (c *client) rows(columns []Column, rows [][]string, formats []int16) {
 
 // run executes a text and returns its tag.
 func (c *client) run(p *parsed) (string, *pgproto3.ErrorResponse) {
-	if e := p.st.fails(Execute); e != nil {
+	st := c.b.statement(p.sql)
+	if e := st.fails(Execute); e != nil {
 		return "", e
 	}
 	text := strings.ToLower(p.sql)
@@ -422,10 +428,10 @@ func (c *client) run(p *parsed) (string, *pgproto3.ErrorResponse) {
 	c.b.ran[p.sql]++
 	c.b.mu.Unlock()
 	c.effects = append(c.effects, p.sql)
-	if p.st.Fail != nil {
-		c.deferred = append(c.deferred, p.st.Fail)
+	if st.Fail != nil {
+		c.deferred = append(c.deferred, st.Fail)
 	}
-	return p.st.Tag, nil
+	return st.Tag, nil
 }
 
 // commit makes what was executed permanent.
@@ -467,8 +473,9 @@ func (c *client) query(sql string) error {
 		if c.aborted(text) {
 			return c.endQuery(aborted)
 		}
-		p := &parsed{sql: text, st: c.b.statement(text)}
-		if e := p.st.fails(Parse); e != nil {
+		p := &parsed{sql: text}
+		st := c.b.statement(text)
+		if e := st.fails(Parse); e != nil {
 			return c.endQuery(e)
 		}
 		if firstWord(text) == "copy" && strings.Contains(text, "from stdin") {

@@ -71,7 +71,6 @@ func PoolerError(message string) *pgproto3.ErrorResponse {
 type parsed struct {
 	sql    string
 	oids   []uint32
-	st     Statement
 	failed bool // of a Tracked client: its Parse failed, and the pooler keeps the name all the same
 }
 
