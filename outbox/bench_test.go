@@ -57,6 +57,7 @@ func BenchmarkPublishParallelKeyed(b *testing.B) {
 	ex, store := benchSetup(b)
 	var n atomic.Int64
 	b.SetParallelism(8)
+	b.ResetTimer()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
 			key := fmt.Sprint(n.Add(1) % 1000)

@@ -30,6 +30,15 @@ type Event struct {
 
 	// Headers travel beside the payload, for instance a trace context. Nil and empty are the same.
 	Headers map[string]string
+
+	// DueAt, if in the future by the server's clock, keeps the event back until then. It takes its place in the order of its key when it
+	// is due, not when it is published.
+	DueAt time.Time
+
+	// DedupKey, if not empty, lets only the first event with it through, for as long as Config.DedupWindow says: others are left
+	// out without an error. One in a transaction that aborts does not count. At most 1,000 bytes. A publisher waits for another one
+	// with the same DedupKey until that transaction ends.
+	DedupKey string
 }
 
 // Delivery is an event on its way to a handler.
@@ -77,6 +86,9 @@ func (e *Event) validate() error {
 	if !storable(e.Key) {
 		return fmt.Errorf("%w: key is not text", ErrInvalidEvent)
 	}
+	if !storable(e.DedupKey) || len(e.DedupKey) > 1000 {
+		return fmt.Errorf("%w: dedup key is not text of at most 1,000 bytes", ErrInvalidEvent)
+	}
 	for k, v := range e.Headers {
 		if !storable(k) || !storable(v) {
 			return fmt.Errorf("%w: header is not text", ErrInvalidEvent)
@@ -123,6 +135,10 @@ type columns struct {
 	keys     []*string
 	payloads [][]byte
 	headers  [][]byte
+
+	special bool // the following two hold something
+	dues    []*time.Time
+	dedups  []*string
 }
 
 // columns turns events into parameters.
@@ -130,6 +146,7 @@ func (s *Store) columns(events []Event, lanes int) (*columns, error) {
 	c := &columns{
 		lanes: make([]int16, len(events)), locks: make([]*int64, len(events)), types: make([]string, len(events)),
 		keys: make([]*string, len(events)), payloads: make([][]byte, len(events)), headers: make([][]byte, len(events)),
+		dues: make([]*time.Time, len(events)), dedups: make([]*string, len(events)),
 	}
 	for i := range events {
 		e := &events[i]
@@ -147,6 +164,12 @@ func (s *Store) columns(events []Event, lanes int) (*columns, error) {
 				return nil, fmt.Errorf("outbox: publish: event %d: headers: %w", i, err)
 			}
 			c.headers[i] = h
+		}
+		if !e.DueAt.IsZero() {
+			c.dues[i], c.special = &events[i].DueAt, true
+		}
+		if e.DedupKey != "" {
+			c.dedups[i], c.special = &events[i].DedupKey, true
 		}
 		if e.Key == "" {
 			c.lanes[i] = int16(s.rotation.Add(1) % uint64(lanes)) //nolint:gosec // lanes is at most 1,024

@@ -33,6 +33,7 @@ type job struct {
 	lane *lane // the job's alone until it is collected, except its identity
 	page *page // nil: only retries
 
+	holds  [2]int64  // ticks that the job needs to be recorded
 	runs   [][]*item // by key, in order; an event without a key is a run of its own
 	behind []*item   // of the page, whose key waits outside the log
 
@@ -47,6 +48,10 @@ type job struct {
 // newJob sorts a page and retries into runs.
 func newJob(r *runner, l *lane, p *page, again []*item) *job {
 	j := &job{r: r, lane: l, page: p, leave: make(chan struct{}, 1)}
+	j.holds = [2]int64{l.now.from.id, l.now.to.id}
+	if p != nil {
+		j.holds[1] = p.to.id
+	}
 	byKey := make(map[string]int)
 	add := func(it *item) {
 		if at, ok := byKey[it.Key]; ok && it.Key != "" {

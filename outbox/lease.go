@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -75,7 +76,7 @@ func (r *runner) heartbeat(ctx context.Context) error {
 	held := make(map[int16]int64)
 	deadline := time.Now().Add(r.d.cfg.LeaseDuration) // counted from before the request, so never later than the server's
 	b.Queue(begin)
-	b.Queue(r.s.sql.memberSeen, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration)
+	b.Queue(r.s.sql.memberSeen, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration, r.holds())
 	b.Queue(r.s.sql.leaseRenew, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration).Query(collectLanes(held))
 	b.Queue(r.s.sql.leaseShares, prepare.Stable, r.sub.name, r.owner).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&sh.members, &sh.rank, &sh.lanes, &sh.free)
@@ -93,6 +94,21 @@ func (r *runner) heartbeat(ctx context.Context) error {
 		return nil
 	}
 	return r.rebalance(ctx, sh)
+}
+
+// holds returns the ticks that are in memory and may not be pruned.
+func (r *runner) holds() []int64 {
+	ids := make([]int64, 0, 2*len(r.lanes))
+	for _, l := range r.lanes {
+		switch {
+		case l.state == busy:
+			ids = append(ids, l.job.holds[:]...)
+		case l.state != adopting:
+			ids = append(ids, l.now.from.id, l.now.to.id, l.next.from.id, l.next.to.id)
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 // reconcile compares what the database says with what the runner thinks.

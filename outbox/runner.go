@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -45,7 +46,9 @@ type runner struct {
 	endLeases context.CancelCauseFunc
 	watchdog  *time.Timer
 
-	newest      int64 // newest tick known
+	dueNow      chan struct{} // to chores, capacity one
+	scheduledAt time.Time     // when the next scheduled event is due; zero: none is known
+	newest      int64         // newest tick known
 	wantTick    bool
 	lastTick    time.Time
 	heartbeatAt time.Time
@@ -67,6 +70,7 @@ func newRunner(d *Dispatcher, owner string) *runner {
 		log:     d.cfg.Logger.With(slog.String("subscription", d.sub.name), slog.String("owner", owner)),
 		lanes:   make(map[int16]*lane),
 		results: make(chan *job),
+		dueNow:  make(chan struct{}, 1),
 		slots:   make(chan struct{}, d.cfg.Concurrency),
 	}
 }
@@ -85,6 +89,9 @@ func (r *runner) run(ctx context.Context) error {
 		}
 	}()
 	r.wantTick = true
+	var chores sync.WaitGroup
+	chores.Go(func() { r.chores(stop) })
+	defer chores.Wait()
 
 	var fatal error
 	for fatal == nil && ctx.Err() == nil {
@@ -170,6 +177,13 @@ func (r *runner) due(ctx context.Context, now time.Time) error {
 		r.wantTick = true
 		r.pollAt = now.Add(backoff.Spread(r.d.cfg.PollInterval, 0.1))
 	}
+	if !r.scheduledAt.IsZero() && !now.Before(r.scheduledAt) {
+		r.scheduledAt = time.Time{} // the next tick tells anew
+		select {
+		case r.dueNow <- struct{}{}:
+		default:
+		}
+	}
 	return r.step(ctx)
 }
 
@@ -217,6 +231,9 @@ func (r *runner) nextTime() time.Time {
 	}
 	if !r.advanceAt.IsZero() {
 		earlier(r.advanceAt)
+	}
+	if !r.scheduledAt.IsZero() {
+		earlier(r.scheduledAt)
 	}
 	for _, l := range r.lanes {
 		switch {
@@ -284,6 +301,10 @@ func (r *runner) step(ctx context.Context) error {
 		r.newest = max(r.newest, g.tick.newest)
 		if g.tick.added {
 			r.d.counts.ticks.Add(1)
+		}
+		r.scheduledAt = time.Time{}
+		if g.tick.due != nil {
+			r.scheduledAt = time.Now().Add(time.Duration(*g.tick.due * float64(time.Second)))
 		}
 	}
 	r.applyCompletions(g)

@@ -48,6 +48,7 @@ type statements struct {
 	leaseRenew, leaseShares, leaseClaim, leaseReturn string
 	leaseCalm, adopt                                 string
 	completeFailed, failedLoad, failedDue            string
+	publishAny, scheduledMove                        string
 	meta                                             string
 }
 
@@ -60,6 +61,7 @@ func statementsFor(schema string) *statements {
 		leaseRenew: t("lease_renew"), leaseShares: t("lease_shares"), leaseClaim: t("lease_claim"), leaseReturn: t("lease_release"),
 		leaseCalm: t("lease_calm"), adopt: t("cursor_adopt"),
 		completeFailed: t("complete_failed"), failedLoad: t("failed_load"), failedDue: t("failed_due"),
+		publishAny: t("publish_any"), scheduledMove: t("scheduled_move"),
 		meta: t("meta"),
 	}
 }

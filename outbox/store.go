@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"regexp"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -40,18 +42,26 @@ type Config struct {
 	// WakeUp defaults to [Notify].
 	WakeUp WakeUp
 
+	// Retention is how long events stay after they were published, at least until every subscription has them: for new subscriptions
+	// and replays. Defaults to 7 days; negative: for ever.
+	Retention time.Duration
+
+	// DedupWindow is how long an Event.DedupKey is remembered. Defaults to 7 days; negative: for ever.
+	DedupWindow time.Duration
+
 	// Logger defaults to slog.Default(). Payloads and keys are never logged.
 	Logger *slog.Logger
 }
 
 // Store is an outbox in one schema. Safe for concurrent use.
 type Store struct {
-	ex         *executor.Executor
-	schema     string
-	configured int // Config.Lanes
-	wakeUp     WakeUp
-	log        *slog.Logger
-	sql        *statements
+	ex                     *executor.Executor
+	schema                 string
+	configured             int // Config.Lanes
+	wakeUp                 WakeUp
+	retention, dedupWindow time.Duration // negative: for ever
+	log                    *slog.Logger
+	sql                    *statements
 
 	lanes    atomic.Int64  // as verified against the database; 0 before
 	rotation atomic.Uint64 // of the lanes of unkeyed events
@@ -80,11 +90,18 @@ func New(ex *executor.Executor, cfg Config) (*Store, error) {
 	if cfg.WakeUp != Notify && cfg.WakeUp != Poll {
 		return nil, fmt.Errorf("outbox: new: unknown wake-up %d", cfg.WakeUp)
 	}
+	if cfg.Retention == 0 {
+		cfg.Retention = 7 * 24 * time.Hour
+	}
+	if cfg.DedupWindow == 0 {
+		cfg.DedupWindow = 7 * 24 * time.Hour
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
 	s := &Store{
-		ex: ex, schema: cfg.Schema, configured: cfg.Lanes, wakeUp: cfg.WakeUp, log: cfg.Logger,
+		ex: ex, schema: cfg.Schema, configured: cfg.Lanes, wakeUp: cfg.WakeUp,
+		retention: cfg.Retention, dedupWindow: cfg.DedupWindow, log: cfg.Logger,
 		sql: statementsFor(cfg.Schema), running: make(map[chan struct{}]struct{}),
 	}
 	s.rotation.Store(rand.Uint64()) // processes that start together do not fill the same lane
@@ -115,11 +132,20 @@ func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
 		return err
 	}
 	sql := s.sql.publishMany
-	args := []any{prepare.Stable, c.lanes, c.locks, c.types, c.keys, c.payloads, c.headers}
+	if c.special {
+		return s.send(ctx, tx, s.sql.publishAny, c.lanes, c.locks, c.types, c.keys, c.payloads, c.headers, c.dues, c.dedups)
+	}
+	args := []any{c.lanes, c.locks, c.types, c.keys, c.payloads, c.headers}
 	if len(events) == 1 {
 		sql = s.sql.publishOne
-		args = []any{prepare.Stable, c.lanes[0], c.locks[0], c.types[0], c.keys[0], c.payloads[0], c.headers[0]}
+		args = []any{c.lanes[0], c.locks[0], c.types[0], c.keys[0], c.payloads[0], c.headers[0]}
 	}
+	return s.send(ctx, tx, sql, args...)
+}
+
+// send queues a publishing statement, or runs it where nothing can be queued.
+func (s *Store) send(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+	args = slices.Insert(args, 0, any(prepare.Stable))
 	if etx, ok := tx.(executor.Tx); ok {
 		etx.Queue(sql, args...)
 		etx.OnCommit(s.Wake)

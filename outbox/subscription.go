@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -75,8 +74,8 @@ func (s *Store) Subscribe(ctx context.Context, name string, cfg SubscriptionConf
 }
 
 func (s *Store) subscribe(ctx context.Context, tx pgx.Tx, name string, cfg SubscriptionConfig) error {
-	// Before anything else: whoever prunes ticks holds it too, so that the tick chosen here stays.
-	if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", lockNamed(s.schema, "subscribe")); err != nil {
+	tick, err := s.startTick(ctx, tx, cfg.Start)
+	if err != nil {
 		return err
 	}
 	var exists bool
@@ -87,20 +86,20 @@ func (s *Store) subscribe(ctx context.Context, tx pgx.Tx, name string, cfg Subsc
 		_, err := tx.Exec(ctx, text(s.schema, "subscription_update"), name, cfg.SkipOnDead)
 		return err
 	}
-	var tick int64
-	switch {
-	case cfg.Start.now:
-		if err := tx.QueryRow(ctx, text(s.schema, "tick_newest")).Scan(&tick); err != nil {
-			return err
-		}
-	case !cfg.Start.at.IsZero():
-		if err := tx.QueryRow(ctx, text(s.schema, "tick_before"), cfg.Start.at).Scan(&tick); err != nil {
-			return err
-		}
-	}
-	tag, err := tx.Exec(ctx, text(s.schema, "subscription_create"), name, tick, cfg.SkipOnDead)
-	if err == nil && tag.RowsAffected() == 0 {
-		err = errors.New("no lanes") // a meta row without lanes cannot be
-	}
+	_, err = tx.Exec(ctx, text(s.schema, "subscription_create"), name, tick, cfg.SkipOnDead)
 	return err
+}
+
+// startTick finds the tick that a start means, and keeps it from being pruned until the transaction ends.
+func (s *Store) startTick(ctx context.Context, tx pgx.Tx, start Start) (tick int64, err error) {
+	if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", lockNamed(s.schema, "subscribe")); err != nil {
+		return 0, err
+	}
+	switch {
+	case start.now:
+		err = tx.QueryRow(ctx, text(s.schema, "tick_newest")).Scan(&tick)
+	case !start.at.IsZero():
+		err = tx.QueryRow(ctx, text(s.schema, "tick_before"), start.at).Scan(&tick)
+	}
+	return tick, err
 }

@@ -30,6 +30,7 @@ type tickResult struct {
 	same   bool  // the cluster is the one of the log
 	newest int64 // the newest tick, whoever made it
 	added  bool
+	due    *float64 // seconds until a scheduled event is due; nil: there is none
 }
 
 // queueTick adds the tick's transaction to a group. What follows it in the group sees the tick.
@@ -37,7 +38,7 @@ func (s *Store) queueTick(b *pgx.Batch, r *tickResult) {
 	b.Queue(begin)
 	b.Queue(s.sql.tickLock, prepare.Stable, lockNamed(s.schema, "tick"))
 	b.Queue(s.sql.tick, prepare.Stable).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&r.same, &r.newest, &r.added)
+		return row.Scan(&r.same, &r.newest, &r.added, &r.due)
 	})
 	b.Queue("commit")
 }

@@ -46,6 +46,7 @@ create table {schema}.member (
   subscription text not null,
   owner text not null,
   seen_until timestamptz not null,
+  holds bigint[] not null default '{}',  -- ticks it has in memory and no position names
   primary key (subscription, owner)
 ) with (fillfactor = 50);
 

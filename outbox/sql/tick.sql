@@ -32,5 +32,6 @@ with last as materialized (
     or (last.xid - last.xmax > 1000 and state.xmax > last.xid + 1))
   returning id
 )
-select state.same, coalesce((select id from added), (select id from last), 0) as newest, exists (select 1 from added) as added
+select state.same, coalesce((select id from added), (select id from last), 0) as newest, exists (select 1 from added) as added,
+       (select extract(epoch from min(s.due_at) - clock_timestamp())::float8 from {schema}.scheduled s) as next_due
 from state

@@ -1,0 +1,9 @@
+-- An outside writer takes lanes out of their owner's hands for a moment: the owner's memory of them is void from here on.
+-- $2 lanes, null = all.
+with locked as (
+  select l.lane from {schema}.lease l
+  where l.subscription = $1::text and ($2::smallint[] is null or l.lane = any ($2::smallint[]))
+  order by l.lane for update
+)
+update {schema}.lease l set token = l.token + 1
+from locked where l.subscription = $1::text and l.lane = locked.lane
