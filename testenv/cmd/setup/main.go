@@ -144,12 +144,26 @@ func report(ctx context.Context, out io.Writer) error {
 		_, _ = fmt.Fprintf(out, "setup: ready: %s\n", strings.Join(have, ", "))
 	}
 	for _, err := range errs {
-		_, _ = fmt.Fprintf(out, "setup: MISSING: %s\n", oneLine(err))
+		_, _ = fmt.Fprintf(out, "setup: MISSING: %s\n", brief(err))
 	}
 	if len(errs) > 0 && os.Getenv("TESTENV_REQUIRE") == "all" {
 		return fmt.Errorf("%d versions are missing and TESTENV_REQUIRE=all", len(errs))
 	}
 	return nil
+}
+
+// brief shortens the reason for a missing version: what failed was told in full when it did.
+func brief(err error) string {
+	var missing *box.UnavailableError
+	if errors.As(err, &missing) {
+		const limit = 160
+		if r := []rune(missing.Reason); len(r) > limit {
+			short := *missing
+			short.Reason = string(r[:limit]) + "…"
+			return oneLine(&short)
+		}
+	}
+	return oneLine(err)
 }
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", " ") }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -84,16 +85,20 @@ func (e *Engine) importDebian(ctx context.Context, s suite.Suite, base string) e
 	var errs []error
 	for _, mirror := range mirrors() {
 		err := e.importFrom(ctx, program, append(mmdebstrapArgs(s.Name), mirror), base)
-		if err == nil {
-			return nil
+		var noMirror *mirrorError
+		if !errors.As(err, &noMirror) {
+			return err // nil, or what another mirror would not mend
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", mirror, err))
-		if ctx.Err() != nil {
-			break
-		}
 	}
-	return fmt.Errorf("mmdebstrap found the suite on no mirror (TESTENV_DEBIAN_MIRROR names another): %w", errors.Join(errs...))
+	return fmt.Errorf("no mirror served (TESTENV_DEBIAN_MIRROR names another): %w", errors.Join(errs...))
 }
+
+// mirrorError is a failure of mmdebstrap.
+type mirrorError struct{ err error }
+
+func (e *mirrorError) Error() string { return e.err.Error() }
+func (e *mirrorError) Unwrap() error { return e.err }
 
 func (e *Engine) importFrom(ctx context.Context, program string, args []string, base string) error {
 	cmd := exec.CommandContext(ctx, program, args...)
@@ -110,11 +115,32 @@ func (e *Engine) importFrom(ctx context.Context, program string, args []string, 
 	importErr := e.Pool.Client.ImportImage(docker.ImportImageOptions{
 		Repository: repo, Tag: tag, Source: "-", InputStream: rootfs, OutputStream: &bytes.Buffer{}, Context: ctx,
 	})
-	_ = rootfs.Close()
+	// An engine that has given up must not look like a failure of mmdebstrap.
+	_, _ = io.Copy(io.Discard, rootfs)
 	if err := cmd.Wait(); err != nil {
-		// What came through until then made an image all the same.
+		// What came through until then may have made an image all the same.
 		_ = e.Pool.Client.RemoveImage(base)
-		return fmt.Errorf("%w: %s", err, lastLines(said.String(), 5))
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return &mirrorError{fmt.Errorf("mmdebstrap: %w: %s", err, complaint(said.String()))}
 	}
-	return importErr
+	if importErr != nil {
+		return fmt.Errorf("docker import: %w", importErr)
+	}
+	return nil
+}
+
+// complaint returns mmdebstrap's errors, or its last words if it has none.
+func complaint(said string) string {
+	var lines []string
+	for line := range strings.Lines(said) {
+		if strings.HasPrefix(line, "E: ") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	if len(lines) == 0 {
+		return lastLines(said, 3)
+	}
+	return strings.Join(lines[:min(len(lines), 3)], " ")
 }
