@@ -31,10 +31,17 @@ func (ex *Executor) acquire(ctx context.Context) (session, error) {
 
 // replace gives back a connection that died and takes another.
 func (ex *Executor) replace(ctx context.Context, s *session) error {
-	s.pooled.Release()
+	if s.pooled != nil {
+		_ = s.c.PgConn().Close(ctx) // an OnPgError of the caller's may have left it open
+		s.pooled.Release()
+		s.pooled = nil
+	}
 	next, err := ex.acquire(ctx)
+	if err != nil {
+		return err // s.c remains: a closed connection, which answers as one
+	}
 	*s = next
-	return err
+	return nil
 }
 
 // stage is how far an attempt came before it failed.

@@ -86,12 +86,14 @@ func (ex *Executor) begin(ctx context.Context, opts pgx.TxOptions) (*tx, error) 
 //
 // The error is f's own, or Commit's.
 func (ex *Executor) InTx(ctx context.Context, opts pgx.TxOptions, f func(ctx context.Context, tx Tx) error) error {
+	var first error
 	for run := 1; ; run++ {
 		t, err := ex.begin(ctx, opts)
 		if err != nil {
-			return err
+			return errors.Join(first, err)
 		}
 		err = t.do(ctx, f)
+		first = err
 		if err == nil || t.lost == nil || run == 2 || ex.cfg.PreparedStatements == On || ctx.Err() != nil {
 			return err
 		}
@@ -269,6 +271,7 @@ func (t *tx) statementMode() bool {
 func (t *tx) failed(ctx context.Context, err error) error {
 	a := attempt{stage: stageSent, runs: maxRuns}
 	_, err = t.ex.judge(ctx, &t.s, &a, t.phase(), err)
+	t.virgin = false
 	return t.fail(&a, err)
 }
 

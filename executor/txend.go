@@ -31,6 +31,9 @@ func (t *tx) Commit(ctx context.Context) error {
 
 func (t *tx) commit(ctx context.Context) error {
 	switch {
+	case !t.begun && !t.virgin && t.s.c.PgConn().IsClosed():
+		// A statement of the transaction is lost, with its BEGIN. The rest must not commit without it.
+		return fmt.Errorf("executor: commit: %w", pgconn.ErrConnClosed)
 	case !t.begun && len(t.queue) == 0:
 		return nil // nothing was ever sent
 	case len(t.queue) == 0, t.s.c.PgConn().TxStatus() == 'E':
