@@ -117,6 +117,7 @@ func TestPoolerThatChangesItsModeIsNoticed(t *testing.T) {
 				})
 				polled := l.kinds(notify.Polled)
 				until(t, time.Second, "polling", func() bool { return l.kinds(notify.Polled) > polled+1 })
+				mustNotPollute(t, b.URL(db.Name))
 				t.Logf("noticed after %v, Heartbeat and HeartbeatTimeout are 1.5s together: %s", noticed, l.Status().Reason)
 				change(t, b, "session")
 				l.await(t, 10*time.Second, notify.Proven)

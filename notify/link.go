@@ -134,6 +134,9 @@ func (k *link) pause(ctx context.Context, d time.Duration) error {
 }
 
 func (k *link) lost(s *session, err error) {
+	if !s.conn.IsClosed() {
+		k.unlisten(s) // a pooler that changed its mode has given our server to others
+	}
 	s.close()
 	if time.Since(s.opened) > k.cfg.ReconnectMax {
 		s.attempt = 0 // a connection that lived is not part of a series of failures

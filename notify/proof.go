@@ -29,6 +29,7 @@ func newProofChannel() string { return proofPrefix + strings.ToLower(rand.Text()
 // beat is one note under way.
 type beat struct {
 	deadline time.Time
+	overtime bool // the deadline has passed once
 	cancel   context.CancelFunc
 	done     chan struct{} // closed when the note was sent, or could not be
 	err      error         // set before done is closed
@@ -256,6 +257,11 @@ func (k *link) pulse(ctx context.Context, s *session) (time.Time, error) {
 	}
 	if s.lastNews.After(s.noted) {
 		return settled() // other notifications did arrive: the note is stuck at its sender's
+	}
+	if !s.beat.overtime {
+		// This process may have stood still, with the note long arrived: a read whose time is up does not even look.
+		s.beat.overtime = true
+		return now.Add(k.cfg.HeartbeatTimeout / 50), nil
 	}
 	return time.Time{}, errNoProof
 }

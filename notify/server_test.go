@@ -451,3 +451,31 @@ func TestSwallowedConnectionIsReplaced(t *testing.T) {
 		t.Errorf("%d resyncs, want 4", n)
 	}
 }
+
+func checkLimits(t *testing.T, server *postgres.Server) {
+	conn := mustConnect(t, server.NewDatabase(t).URL)
+	var agreed, refused int
+	for _, n := range []int{0, 1, 62, 63, 64, 65, 7998, 7999, 8000, 8001} {
+		for _, c := range []string{"x", "é", "☃", "\x00", "\xff", `"`} {
+			s := strings.Repeat(c, n/len(c)) + strings.Repeat("x", n%len(c))
+			for what, check := range map[string]error{"channel": notify.CheckChannel(s), "payload": notify.CheckPayload("c", s)} {
+				channel, payload := "c", s
+				if what == "channel" {
+					channel, payload = s, ""
+				}
+				_, err := conn.Exec(t.Context(), `select pg_notify($1, $2)`, pgx.QueryExecModeExec, channel, payload)
+				if (err == nil) != (check == nil) {
+					t.Errorf("%s of %d bytes of %q: the check says %v, the server %v", what, n, c, check, err)
+				}
+				if err == nil {
+					agreed++
+				} else {
+					refused++
+				}
+			}
+		}
+	}
+	if agreed < 20 || refused < 20 {
+		t.Errorf("%d taken, %d refused: nothing is shown", agreed, refused)
+	}
+}

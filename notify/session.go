@@ -236,27 +236,6 @@ func (k *link) listenRefused(s *session, err error) *refusal {
 	}
 }
 
-// unlisten gives a pooler's server connection back as it was. In transaction mode the statement lands where it will, so a
-// few tries are made to meet the right one; what remains is harmless to others who ignore strangers' notifications, and
-// goes with server_lifetime.
-func (k *link) unlisten(s *session) {
-	if !s.pooled || len(s.heard) == 0 || s.conn.IsClosed() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), k.cfg.HeartbeatTimeout/10)
-	defer cancel()
-	var sql strings.Builder
-	for channel := range s.heard {
-		sql.WriteString("unlisten " + pgx.Identifier{channel}.Sanitize() + "; ")
-	}
-	for range 8 {
-		backend, err := one(ctx, s.conn, sql.String()+backendSQL)
-		if err != nil || backend == s.backend {
-			return
-		}
-	}
-}
-
 // wanted returns the channels of all running listeners.
 func (k *link) wanted() map[string]bool {
 	k.mu.Lock()

@@ -237,12 +237,14 @@ func (s *Sender) Flush(ctx context.Context) error {
 }
 
 // Close sends what waits, then ends. From its start Notify returns [ErrClosed]. It gives up, and drops the rest, when ctx
-// ends or the second attempt fails, and then returns an error that wraps the reason. A second Close returns nil. What is
+// ends or the second attempt fails, and then returns an error that wraps the reason. A second Close waits for the first and
+// returns nil. What is
 // passed to [NewSender] stays the caller's.
 func (s *Sender) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
+		_ = s.drain(ctx)
 		return nil
 	}
 	s.closed = true
