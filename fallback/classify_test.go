@@ -312,6 +312,17 @@ func TestClassify(t *testing.T) {
 			with(named(raw), func(c *fallback.Context) { c.Alive, c.Phase = false, fallback.PhaseInside }),
 			verdict{fallback.ReasonNotSent, fallback.No, fallback.Dead, fallback.Return, no},
 		},
+		{
+			"not sent, after an error long ago", safe{errors.New("conn closed")}, with(named(raw), recorded(bouncer("query timeout"))),
+			verdict{fallback.ReasonNotSent, fallback.No, fallback.Dead, fallback.RunElsewhere, no},
+		},
+		{
+			"42883 of a query inside another", func() error {
+				e := at(server("42883", "operator does not exist", "op_error"), 3)
+				e.InternalQuery = "select 1"
+				return e
+			}(), named(direct), own,
+		},
 		{"context done in flight", context.Canceled, with(named(raw), deadContext), change(unknown, reason(fallback.ReasonCancelled))},
 		{
 			"context done before anything was sent",
