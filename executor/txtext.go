@@ -85,7 +85,7 @@ func (t *tx) flushQueue(ctx context.Context) error {
 	queue := t.queue
 	t.queue = nil
 	for i := range queue {
-		if _, err := t.exec(ctx, &queue[i]); err != nil {
+		if _, err := t.execCall(ctx, &queue[i]); err != nil {
 			return err
 		}
 	}
