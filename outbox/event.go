@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// MaxKeys is how many distinct keys one Publish may name. Each takes an advisory lock until the transaction ends, and those
+// MaxKeys is how many distinct keys one transaction may publish under (one call, where the transaction is no executor.Tx). Each takes an advisory lock until the transaction ends, and those
 // live in shared memory that the whole cluster shares: some 15,000 of them exhaust it for everybody.
 const MaxKeys = 256
 
@@ -62,14 +62,15 @@ type Delivery struct {
 	PublishedAt time.Time
 }
 
-// TooManyKeysError reports a Publish with more than [MaxKeys] distinct keys. Nothing was published. Publish in several
+// TooManyKeysError reports a Publish that would bring its transaction to more than [MaxKeys] distinct keys. The call published
+// nothing, and the transaction is unharmed. Publish in several
 // transactions, or without keys where order does not matter.
 type TooManyKeysError struct {
-	Keys int // distinct keys of the call
+	Keys int // distinct keys so far, those of the refused call included
 }
 
 func (e *TooManyKeysError) Error() string {
-	return fmt.Sprintf("outbox: publish: %d distinct keys in one call, at most %d", e.Keys, MaxKeys)
+	return fmt.Sprintf("outbox: publish: %d distinct keys in one transaction, at most %d", e.Keys, MaxKeys)
 }
 
 // ErrInvalidEvent is wrapped by the error of a Publish whose event PostgreSQL could not store. It is found before anything is
@@ -136,6 +137,7 @@ type columns struct {
 	payloads [][]byte
 	headers  [][]byte
 
+	keyed   bool // some event has a key
 	special bool // the following two hold something
 	dues    []*time.Time
 	dedups  []*string
@@ -176,6 +178,7 @@ func (s *Store) columns(events []Event, lanes int) (*columns, error) {
 			continue
 		}
 		key, lock := e.Key, lockOf(s.schema, e.Key)
+		c.keyed = true
 		c.keys[i], c.locks[i], c.lanes[i] = &key, &lock, laneOf(e.Key, lanes)
 	}
 	if n := c.distinctKeys(); n > MaxKeys {

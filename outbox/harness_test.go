@@ -30,6 +30,19 @@ type link struct {
 	mu    sync.Mutex
 	cut   bool
 	conns map[net.Conn]struct{}
+
+	requests atomic.Int64 // writes: what is flushed at once is one request
+}
+
+// counted counts requests.
+type counted struct {
+	net.Conn
+	n *atomic.Int64
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	c.n.Add(1)
+	return c.Conn.Write(b)
 }
 
 func (l *link) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -42,8 +55,9 @@ func (l *link) dial(ctx context.Context, network, addr string) (net.Conn, error)
 	c, err := d.DialContext(ctx, network, addr)
 	if err == nil {
 		l.conns[c] = struct{}{}
+		return &counted{c, &l.requests}, nil
 	}
-	return c, err
+	return nil, err
 }
 
 func (l *link) Cut() {

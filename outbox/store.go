@@ -1,21 +1,16 @@
 package outbox
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"regexp"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/bounceproof/bounceproof/executor"
-	"github.com/bounceproof/bounceproof/prepare"
 )
 
 // WakeUp says how dispatchers in other processes learn that there is something to deliver. Polling goes on either way.
@@ -66,6 +61,8 @@ type Store struct {
 	lanes    atomic.Int64  // as verified against the database; 0 before
 	rotation atomic.Uint64 // of the lanes of unkeyed events
 
+	transactions transactions
+
 	mu      sync.Mutex // guards running; nothing is called under it
 	running map[chan struct{}]struct{}
 }
@@ -106,55 +103,6 @@ func New(ex *executor.Executor, cfg Config) (*Store, error) {
 	}
 	s.rotation.Store(rand.Uint64()) // processes that start together do not fill the same lane
 	return s, nil
-}
-
-// Publish writes events in the caller's transaction: they are delivered if it commits, and never if it does not.
-//
-// With an [executor.Tx] the statement is queued: it rides with COMMIT in the same round trip, and COMMIT returns its error.
-// With any other pgx.Tx it runs at once, and since such a transaction has no commit hook, dispatchers learn of it at their
-// next poll unless the caller calls [Store.Wake] after the commit.
-//
-// All events of one call are one statement. A call takes the advisory locks of its keys in sorted order, so calls do not
-// deadlock with each other; several immediate calls in one transaction, on a plain pgx.Tx, can (40P01), as with any locks.
-// The first call of a store reads, in the transaction, what Migrate fixed.
-//
-// Errors found before anything is sent are [*TooManyKeysError] and [ErrInvalidEvent].
-func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
-	if len(events) == 0 {
-		return nil
-	}
-	lanes, err := s.verify(ctx, tx)
-	if err != nil {
-		return err
-	}
-	c, err := s.columns(events, lanes)
-	if err != nil {
-		return err
-	}
-	sql := s.sql.publishMany
-	if c.special {
-		return s.send(ctx, tx, s.sql.publishAny, c.lanes, c.locks, c.types, c.keys, c.payloads, c.headers, c.dues, c.dedups)
-	}
-	args := []any{c.lanes, c.locks, c.types, c.keys, c.payloads, c.headers}
-	if len(events) == 1 {
-		sql = s.sql.publishOne
-		args = []any{c.lanes[0], c.locks[0], c.types[0], c.keys[0], c.payloads[0], c.headers[0]}
-	}
-	return s.send(ctx, tx, sql, args...)
-}
-
-// send queues a publishing statement, or runs it where nothing can be queued.
-func (s *Store) send(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
-	args = slices.Insert(args, 0, any(prepare.Stable))
-	if etx, ok := tx.(executor.Tx); ok {
-		etx.Queue(sql, args...)
-		etx.OnCommit(s.Wake)
-		return nil
-	}
-	if _, err := tx.Exec(ctx, sql, args...); err != nil {
-		return fmt.Errorf("outbox: publish: %w", err)
-	}
-	return nil
 }
 
 // Channel is the NOTIFY channel of the store's wake-ups: the schema's name. Register dispatchers for it with a

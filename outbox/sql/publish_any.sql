@@ -1,9 +1,9 @@
--- Many events, some of them due later or with a key against doubles: $7 due times, $8 such keys (both null = none). A double is left
+-- Many events, some of them due later or with a key against doubles: $7 due times, $8 such keys (both null = none), $9 further locks. A double is left
 -- out; of two in one call the first stays. What is due later is decided once.
 with x as materialized (select pg_current_xact_id() as xid),
 locks as materialized (
   select count(pg_advisory_xact_lock(d.k)) as n
-  from (select distinct k from unnest($2::bigint[]) k where k is not null order by k) d
+  from (select distinct k from unnest($2::bigint[] || $9::bigint[]) k where k is not null order by k) d
 ), input as materialized (
   select e.*, coalesce(e.due > clock_timestamp(), false) as later,
          row_number() over (partition by e.dedup order by e.ord) as nth
