@@ -124,6 +124,7 @@ func (br *batchResults) start() {
 		}
 		if br.t != nil {
 			it.q.sql = br.t.alias(it.q.sql)
+			it.a.unnamed = br.t.unnamed
 		}
 		it.text = len(it.q.args) == 0 && isControl(it.q.sql)
 		br.control = br.control || it.text

@@ -87,6 +87,10 @@ func (ex *Executor) copyFrom(
 		}
 	}
 	r := &copyReader{m: c.TypeMap(), fields: d.Fields(), src: src}
+	if ex.latch.Decision().Pooled {
+		r.gate = &copyGate{open: make(chan struct{})}
+		defer r.gate.watch(c.PgConn())()
+	}
 	tag, err := c.PgConn().CopyFrom(ctx, r, "copy "+target+" ( "+list+" ) from stdin binary;")
 	r.stop()
 	if err != nil {
@@ -100,6 +104,7 @@ type copyReader struct {
 	m      *pgtype.Map
 	fields []pgconn.FieldDescription
 	src    pgx.CopyFromSource
+	gate   *copyGate // nil on a direct connection
 
 	// pgconn reads on a goroutine of its own, which after a lost connection may outlive the call.
 	mu      sync.Mutex
@@ -115,6 +120,14 @@ const copyHeader = "PGCOPY\n\xff\r\n\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
 // Read fills p with whole or part rows.
 func (r *copyReader) Read(p []byte) (int, error) {
+	n, err := r.read(p)
+	if err != nil && r.gate != nil {
+		<-r.gate.open
+	}
+	return n, err
+}
+
+func (r *copyReader) read(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stopped {

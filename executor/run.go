@@ -61,6 +61,7 @@ type attempt struct {
 	decision *fallback.Decision // what the strategy follows from
 	forced   bool               // strategy was set by the judgement of the run before
 	fresh    bool               // d was learnt in this call, so it cannot be stale
+	unnamed  bool               // never by name
 	stage    stage
 	runs     int
 	verdict  fallback.Verdict // on the last failure
@@ -91,7 +92,7 @@ func (ex *Executor) prepareAttempt(ctx context.Context, c *prepare.Conn, q *call
 
 // strategy is the way this execution goes over the wire.
 func (ex *Executor) strategy(q *call, a *attempt) prepare.Strategy {
-	if q.unprepared() || !a.st.Stable() {
+	if a.unnamed || q.unprepared() || !a.st.Stable() {
 		return prepare.Unprepared
 	}
 	switch a.decision.Strategy {

@@ -41,6 +41,7 @@ type tx struct {
 	traced  bool     // BEGIN was shown to the tracer
 	begun   bool     // BEGIN has arrived
 	virgin  bool     // no statement has run, so the first one can be redone
+	unnamed bool     // the second run of InTx, which no lost name is to end again
 	backend uint32   // the server connection, where Shared has asked; else 0
 
 	queue      []call
@@ -92,6 +93,7 @@ func (ex *Executor) InTx(ctx context.Context, opts pgx.TxOptions, f func(ctx con
 		if err != nil {
 			return errors.Join(first, err)
 		}
+		t.unnamed = run == 2
 		err = t.do(ctx, f)
 		first = err
 		if err == nil || t.lost == nil || run == 2 || ex.cfg.PreparedStatements == On || ctx.Err() != nil {
@@ -106,8 +108,15 @@ func (ex *Executor) InTx(ctx context.Context, opts pgx.TxOptions, f func(ctx con
 
 // do runs f and ends the transaction.
 func (t *tx) do(ctx context.Context, f func(ctx context.Context, tx Tx) error) error {
-	// Also when f panics or calls runtime.Goexit. The context may be what ended f; the rollback has to go out all the same.
-	defer func() { _ = t.Rollback(context.WithoutCancel(ctx)) }()
+	// Also when f panics or calls runtime.Goexit.
+	defer func() {
+		if t.closed {
+			return
+		}
+		last, cancel := lastWords(ctx)
+		defer cancel()
+		_ = t.Rollback(last)
+	}()
 	if err := f(ctx, t); err != nil {
 		return err
 	}

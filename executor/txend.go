@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -76,6 +77,9 @@ func (t *tx) commitQueue(ctx context.Context) error {
 		phase = fallback.PhaseAlone // the group is the whole transaction
 	}
 	attempts := make([]attempt, len(t.queue))
+	for i := range attempts {
+		attempts[i].unnamed = t.unnamed
+	}
 	for {
 		failed, err := t.sendQueue(ctx, attempts, implicit)
 		t.ex.count(t.s.c)
@@ -233,6 +237,7 @@ func (t *tx) commitFailed(ctx context.Context, a *attempt, phase fallback.Phase,
 		return err
 	}
 	_, err = t.ex.judge(ctx, &t.s, a, phase, err)
+	t.disbelieve(a)
 	return t.commitEnd(ctx, a, err)
 }
 
@@ -243,11 +248,22 @@ func (t *tx) commitEnd(ctx context.Context, a *attempt, err error) error {
 	}
 	if pg := t.s.c.PgConn(); !pg.IsClosed() && pg.TxStatus() != 'I' {
 		// A statement of the group failed, so COMMIT was skipped.
-		if _, rollbackErr := simpleExec(context.WithoutCancel(ctx), pg, "rollback"); rollbackErr != nil {
+		last, cancel := lastWords(ctx)
+		defer cancel()
+		if _, rollbackErr := simpleExec(last, pg, "rollback"); rollbackErr != nil {
 			_ = pg.Close(ctx)
 		}
 	}
 	return t.fail(a, err)
+}
+
+// rollbackPatience is how long a ROLLBACK may take that the caller's context does not bound.
+const rollbackPatience = 5 * time.Second
+
+// lastWords is the context of a ROLLBACK that ends a transaction: ctx may be what ended it, and the ROLLBACK has to go out all the same. A
+// server that does not answer must not keep the caller; then the connection is closed.
+func lastWords(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), rollbackPatience)
 }
 
 // Rollback rolls the transaction back and drops what was queued, as in pgx. pgx.ErrTxClosed says that it had ended before.

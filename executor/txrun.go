@@ -130,7 +130,7 @@ func (t *tx) sharedStrategy(name string) prepare.Strategy {
 
 // exec runs one statement of the transaction to its end.
 func (t *tx) exec(ctx context.Context, q *call) (pgconn.CommandTag, error) {
-	var a attempt
+	a := attempt{unnamed: t.unnamed}
 	for {
 		var tag pgconn.CommandTag
 		rr, g, err := t.start(ctx, q, &a)
@@ -156,7 +156,7 @@ func (t *tx) exec(ctx context.Context, q *call) (pgconn.CommandTag, error) {
 
 // query runs one statement of the transaction up to its first row and leaves the rest to r.
 func (t *tx) query(ctx context.Context, q *call, r *rows) error {
-	var a attempt
+	a := attempt{unnamed: t.unnamed}
 	for {
 		rr, g, err := t.start(ctx, q, &a)
 		if err == nil {
@@ -207,6 +207,7 @@ func (t *tx) judge(ctx context.Context, a *attempt, err error) (again bool, _ er
 	}
 	sent := a.stage != stageEncode
 	again, err = t.ex.judge(ctx, &t.s, a, t.phase(), err)
+	t.disbelieve(a)
 	if !again {
 		t.virgin = false
 		return false, t.fail(a, err)
@@ -221,6 +222,13 @@ func (t *tx) judge(ctx context.Context, a *attempt, err error) (again bool, _ er
 		t.begun, t.backend = false, 0
 	}
 	return true, nil
+}
+
+// disbelieve drops what is believed of the transaction's server connection, after a name was missing there: whoever took one took all.
+func (t *tx) disbelieve(a *attempt) {
+	if a.verdict.Reason == fallback.ReasonPreparedLost {
+		t.ex.shared.forget(t.backend)
+	}
 }
 
 // fail gives an error that ends the transaction the form its caller can act on.
