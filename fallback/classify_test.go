@@ -313,7 +313,9 @@ func TestClassify(t *testing.T) {
 			verdict{fallback.ReasonNotSent, fallback.No, fallback.Dead, fallback.Return, no},
 		},
 		{
-			"not sent, after an error long ago", safe{errors.New("conn closed")}, with(named(raw), recorded(bouncer("query timeout"))),
+			"not sent, after an error long ago",
+			safe{errors.New("conn closed")},
+			with(named(raw), recorded(bouncer("query timeout"))),
 			verdict{fallback.ReasonNotSent, fallback.No, fallback.Dead, fallback.RunElsewhere, no},
 		},
 		{
