@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -95,6 +96,9 @@ func (ex *Executor) copyFrom(
 	r.stop()
 	if err != nil {
 		st.Forget(d) // it may be stale, and the rows are spent: the caller's next try learns again
+		if ctxErr := ctx.Err(); ctxErr != nil && c.PgConn().IsClosed() && !errors.Is(err, ctxErr) {
+			err = fmt.Errorf("%w: %w", ctxErr, err) // pgx's writer met the closed socket before anyone said why it was closed
+		}
 	}
 	return tag.RowsAffected(), err
 }
