@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,12 +30,15 @@ func paired(b *testing.B, clients, ops int, arms ...arm) {
 		run(b, ctx, a, clients, max(ops/5, clients*20))
 	}
 	rates := make([][]float64, len(arms))
+	costs := make([][]float64, len(arms)) // processor time of this process an operation, in microseconds
 	for round := 0; b.Loop(); round++ {
 		// The order turns from round to round, so that no arm always runs behind the same other one.
 		for k := range arms {
 			i := (k + round) % len(arms)
+			cpu := cpuTime()
 			took := run(b, ctx, arms[i], clients, ops)
 			rates[i] = append(rates[i], float64(ops)/took.Seconds())
+			costs[i] = append(costs[i], float64((cpuTime()-cpu).Microseconds())/float64(ops))
 		}
 	}
 	peer := len(arms) - 1
@@ -45,7 +49,7 @@ func paired(b *testing.B, clients, ops int, arms ...arm) {
 			ratios[r] = rates[i][r] / rates[peer][r]
 		}
 		slices.Sort(ratios)
-		line += fmt.Sprintf(" %s %.0f/s", a.name, median(slices.Clone(rates[i])))
+		line += fmt.Sprintf(" %s %.0f/s and %.1f µs of processor time", a.name, median(slices.Clone(rates[i])), median(costs[i]))
 		if i != peer {
 			line += fmt.Sprintf(" (ratio %.3f, quartiles %.3f to %.3f);", median(ratios), ratios[len(ratios)/4], ratios[len(ratios)*3/4])
 			b.ReportMetric(median(ratios), a.name+"/"+arms[peer].name)
@@ -75,6 +79,15 @@ func run(b *testing.B, ctx context.Context, a arm, clients, ops int) time.Durati
 		b.FailNow()
 	}
 	return time.Since(start)
+}
+
+// cpuTime is the processor time this process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func median(v []float64) float64 {
