@@ -44,8 +44,8 @@ func TestTopologyAndVerdictInALog(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(&b, nil))
 	top := tracking
 	top.Evidence = []string{"one", "two"}
-	log.Info("x", "topology", top)
-	log.Info("x", "verdict", fallback.Classify(server("26000", `prepared statement "`+ours+`" does not exist`, "FetchPreparedStatement"), named(raw)))
+	log.Info("x", slog.Any("topology", top))
+	log.Info("x", slog.Any("verdict", fallback.Classify(server("26000", `prepared statement "`+ours+`" does not exist`, "FetchPreparedStatement"), named(raw))))
 	for _, want := range []string{
 		`topology.pooler=pgbouncer topology.mode=transaction topology.tracks=true topology.evidence="one; two"`,
 		`verdict.reason="prepared statement lost" verdict.sqlstate=26000 verdict.statement=` + ours + ` verdict.executed=no verdict.connection=alive`,
