@@ -49,6 +49,10 @@ func TestHelp(t *testing.T) {
 		"help_doctor":         {"doctor", "--help"},
 		"help_outbox":         {"outbox"},
 		"help_outbox_migrate": {"outbox", "migrate", "--help"},
+		"help_outbox_status":  {"outbox", "status", "--help"},
+		"help_outbox_retry":   {"outbox", "retry", "--help"},
+		"help_outbox_replay":  {"outbox", "replay", "--help"},
+		"help_outbox_tail":    {"outbox", "tail", "--help"},
 	} {
 		code, stdout, stderr := command(t.Context(), args...)
 		if code != 0 || stderr != "" {
@@ -61,7 +65,16 @@ func TestHelp(t *testing.T) {
 func TestMistakesFail(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
-		{"unknown"}, {"demo", "extra"}, {"demo", "--events", "0"}, {"demo", "--nonsense"}, {"doctor", "a", "b"},
+		{"unknown"},
+		{"demo", "extra"},
+		{"demo", "--events", "0"},
+		{"demo", "--nonsense"},
+		{"doctor", "a", "b"},
+		{"outbox", "nonsense"},
+		{"outbox", "retry"},
+		{"outbox", "replay", "a"},
+		{"outbox", "replay", "a", "--from", "then"},
+		{"outbox", "unsubscribe"},
 	} {
 		code, stdout, stderr := command(t.Context(), args...)
 		if code != exitFailed || !strings.HasPrefix(stderr, "bounceproof: ") || stdout != "" {

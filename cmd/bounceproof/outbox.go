@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -34,22 +35,32 @@ transaction mode.`,
 	}
 	cmd.PersistentFlags().StringVar(&f.url, "url", "", "connection string (others can see it in the list of processes: prefer DATABASE_URL)")
 	cmd.PersistentFlags().StringVar(&f.config.Schema, "schema", "outbox", "schema of the outbox's tables")
-	cmd.PersistentFlags().DurationVar(&f.timeout, "timeout", time.Minute, "give up after this long")
-	cmd.AddCommand(newOutboxMigrate(f))
+	cmd.PersistentFlags().DurationVar(&f.timeout, "timeout", time.Minute, "give up after this long (0 is never; tail never does)")
+	cmd.AddCommand(newOutboxMigrate(f), newOutboxStatus(f), newOutboxRetry(f), newOutboxDiscard(f), newOutboxReplay(f),
+		newOutboxTail(f), newOutboxUnsubscribe(f))
 	return cmd
 }
 
 func newOutboxMigrate(f *outboxFlags) *cobra.Command {
+	var rebase bool
 	cmd := &cobra.Command{
 		Use:   "migrate",
 		Short: "Create the tables, or bring them up to date",
 		Long: `Create the tables, or bring them up to date.
 
 It runs in one transaction, waits for others that do the same, and changes nothing where nothing is to be done.
-The first run fixes the number of lanes, which is how many dispatchers of one subscription can share the work.`,
+The first run fixes the number of lanes, which is how many dispatchers of one subscription can share the work.
+
+After a restore into another cluster dispatchers refuse to work. With --rebase every subscription goes back to its first
+event that was not delivered for certain: some may come again, none is lost.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.with(cmd.Context(), func(ctx context.Context, store *outbox.Store) error {
+				if rebase {
+					if err := store.Rebase(ctx); err != nil {
+						return err
+					}
+				}
 				if err := store.Migrate(ctx); err != nil {
 					return err
 				}
@@ -59,6 +70,7 @@ The first run fixes the number of lanes, which is how many dispatchers of one su
 		},
 	}
 	cmd.Flags().IntVar(&f.config.Lanes, "lanes", 0, "lanes of a new outbox (0 is the default, 16)")
+	cmd.Flags().BoolVar(&rebase, "rebase", false, "after a restore into another cluster")
 	return cmd
 }
 
@@ -68,8 +80,11 @@ func (f *outboxFlags) with(ctx context.Context, do func(context.Context, *outbox
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, f.timeout)
-	defer cancel()
+	if f.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, f.timeout)
+		defer cancel()
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return err
@@ -86,5 +101,9 @@ func (f *outboxFlags) with(ctx context.Context, do func(context.Context, *outbox
 	if err != nil {
 		return err
 	}
-	return do(ctx, store)
+	err = do(ctx, store)
+	if errors.Is(err, outbox.ErrNotMigrated) {
+		return fmt.Errorf("%w; bounceproof outbox migrate makes it", err)
+	}
+	return err
 }
