@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"testing"
 	"time"
 
@@ -75,7 +74,7 @@ var scenes = []scene{
 
 // givenBack waits until no connection of the pool is in use: a dead one is taken out on a goroutine of the pool's.
 func givenBack(pool *pgxpool.Pool) error {
-	for deadline := time.Now().Add(5 * time.Second); ; runtime.Gosched() {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Microsecond) {
 		n := pool.Stat().AcquiredConns()
 		if n == 0 {
 			return nil
