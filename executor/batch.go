@@ -277,7 +277,7 @@ func (br *batchResults) learn() (*attempt, error) {
 	if br.t != nil {
 		begin = br.t.pending
 	}
-	err := br.s.c.LearnAll(br.ctx, missing, begin)
+	_, err := br.s.c.LearnAll(br.ctx, missing, begin)
 	br.ex.count(br.s.c)
 	if br.t != nil {
 		br.t.sent(err)

@@ -243,11 +243,13 @@ func (ex *Executor) newLatch() *fallback.Latch {
 
 // dial opens a connection as the pool would, but not one of the pool's: a pool may have a single connection, or none free.
 func (ex *Executor) dial(ctx context.Context) (*pgconn.PgConn, error) {
-	cfg := ex.pool.Config()
-	if cfg.BeforeConnect != nil {
-		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
-			return nil, err
+	return fallback.Dialer(func(ctx context.Context) (*pgconn.Config, error) {
+		cfg := ex.pool.Config()
+		if cfg.BeforeConnect != nil {
+			if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
+				return nil, err
+			}
 		}
-	}
-	return pgconn.ConnectConfig(ctx, &cfg.ConnConfig.Config)
+		return &cfg.ConnConfig.Config, nil
+	})(ctx)
 }

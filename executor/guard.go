@@ -136,9 +136,7 @@ func (g *guard) look(ctx context.Context, cc *pgx.ConnConfig) *guardState {
 		defer cancel()
 	}
 	start := time.Now()
-	top, err := fallback.Probe(ctx, func(ctx context.Context) (*pgconn.PgConn, error) {
-		return pgconn.ConnectConfig(ctx, &cc.Copy().Config)
-	})
+	top, err := fallback.Probe(ctx, fallback.Dialer(func(context.Context) (*pgconn.Config, error) { return &cc.Config, nil }))
 	g.cfg.Trace.probed(top, time.Since(start), err)
 	st := &guardState{top: top, mode: pgx.QueryExecModeCacheDescribe, at: time.Now()}
 	switch {

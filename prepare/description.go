@@ -90,35 +90,16 @@ func (s *Statement) describe(sql string, paramOIDs []uint32, fields []pgconn.Fie
 // leaves the transaction as aborted as it would be in pgx; with none the connection's state does not change. A pgx PrepareTracer of
 // the connection sees it. Errors are the server's, unwrapped.
 func (s *Statement) Learn(ctx context.Context, c *Conn, begin []string) (*Description, error) {
-	if len(begin) > 0 {
-		if err := c.LearnAll(ctx, []*Statement{s}, begin); err != nil {
-			return nil, err
-		}
-		return s.Description(), nil
-	}
-	sql := s.text(s.gen.Load())
-	if c.prepareTracer != nil {
-		ctx = c.prepareTracer.TracePrepareStart(ctx, c.conn, pgx.TracePrepareStartData{SQL: sql})
-	}
-	c.Learns++
-	sd, err := c.pg.Prepare(ctx, "", sql, nil)
-	var prepareErr *pgconn.PrepareError
-	if errors.As(err, &prepareErr) {
-		err = prepareErr.Unwrap()
-	}
-	if c.prepareTracer != nil {
-		c.prepareTracer.TracePrepareEnd(ctx, c.conn, pgx.TracePrepareEndData{Err: err})
-	}
+	ds, err := c.LearnAll(ctx, []*Statement{s}, begin)
 	if err != nil {
 		return nil, err
 	}
-	d := s.describe(sql, sd.ParamOIDs, sd.Fields)
-	s.desc.Store(d)
-	return d, nil
+	return ds[0], nil // and not s.Description(): another caller may have forgotten it already
 }
 
-// LearnAll learns several statements in one round trip, with begin in front, see [Statement.Learn]. A failure of one is the error of all.
-func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin []string) error {
+// LearnAll learns several statements in one round trip, with begin in front, see [Statement.Learn]. A failure of one is the error of all; the
+// descriptions of those before it are returned.
+func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin []string) ([]*Description, error) {
 	texts := make([]string, len(sts))
 	ctxs := make([]context.Context, len(sts))
 	for i, st := range sts {
@@ -129,9 +110,11 @@ func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin []string) e
 		}
 	}
 	sds, err := c.learn(ctx, texts, begin)
+	ds := make([]*Description, len(sds))
 	for i, st := range sts {
 		if i < len(sds) {
-			st.desc.Store(st.describe(texts[i], sds[i].ParamOIDs, sds[i].Fields))
+			ds[i] = st.describe(texts[i], sds[i].ParamOIDs, sds[i].Fields)
+			st.desc.Store(ds[i])
 		}
 		if c.prepareTracer != nil {
 			var itsErr error
@@ -141,10 +124,11 @@ func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin []string) e
 			c.prepareTracer.TracePrepareEnd(ctxs[i], c.conn, pgx.TracePrepareEndData{Err: itsErr})
 		}
 	}
-	return err
+	return ds, err
 }
 
-// learn is the round trip of LearnAll. It returns the descriptions up to the first that failed.
+// learn is the round trip of LearnAll. It returns the descriptions up to the first that failed. It is a pipeline, and not pgconn's Prepare,
+// which loses the error of a PgBouncer 1.15 that closes the socket behind it.
 func (c *Conn) learn(ctx context.Context, texts, begin []string) ([]*pgconn.StatementDescription, error) {
 	p := c.pg.StartPipeline(ctx)
 	for _, text := range begin {

@@ -162,7 +162,9 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 		}
 		return rr, nil
 	}
-	if parse && wrote {
+	if parse && wrote && e.Strategy == Named {
+		// Not for SharedParse: what a connection has parsed says nothing about the server that it meets next, and to close an evicted name
+		// there would take it from everybody.
 		c.settle(d, rr)
 	}
 	return rr, nil

@@ -27,6 +27,7 @@ type Conn struct {
 	copyTracer    pgx.CopyFromTracer
 
 	names  *simplelru.LRU[string, *entry]
+	era    uint64
 	closes []string // evicted names; a Close for each rides in front of the next request
 	eqb    pgx.ExtendedQueryBuilder
 
@@ -107,6 +108,15 @@ func (c *Conn) Forget(name string) {
 	n := len(c.closes)
 	c.names.Remove(name)
 	c.closes = c.closes[:n]
+}
+
+// Renew makes every name unknown when era is another one than at the last call: names that were parsed while a pooler worked in one way
+// mean nothing to it once it works in another.
+func (c *Conn) Renew(era uint64) {
+	if c.era != era {
+		c.era = era
+		c.ForgetAll()
+	}
 }
 
 // ForgetAll makes every name unknown, as after a session was reset by someone else.

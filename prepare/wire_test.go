@@ -140,7 +140,7 @@ func TestLearnMessages(t *testing.T) {
 	for _, text := range texts {
 		sts = append(sts, w.k.Lookup(text, true))
 	}
-	if err := w.c.LearnAll(t.Context(), sts, nil); err != nil {
+	if _, err := w.c.LearnAll(t.Context(), sts, nil); err != nil {
 		t.Fatal(err)
 	}
 	w.expect("learning several", `Parse "" select 1`, `Describe ""`, `Parse "" select 2, $1`, `Describe ""`, "Sync")
@@ -159,7 +159,7 @@ func TestLearnAllKeepsWhatWasLearntBeforeAFailure(t *testing.T) {
 	w := newWire(t, pgscript.Options{}, 10)
 	w.b.Define("select 2", pgscript.Statement{Fail: pgscript.FailTimes(pgscript.Parse, 1, pgscript.ServerError("42P01", "no table", "parserOpenTable"))})
 	a, b, c := w.k.Lookup("select 1", true), w.k.Lookup("select 2", true), w.k.Lookup("select 3", true)
-	err := w.c.LearnAll(t.Context(), []*prepare.Statement{a, b, c}, nil)
+	_, err := w.c.LearnAll(t.Context(), []*prepare.Statement{a, b, c}, nil)
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || pgErr.Code != "42P01" {
 		t.Fatal(err)
