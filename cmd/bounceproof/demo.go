@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,6 +23,9 @@ import (
 const (
 	demoEvents   = 10_000
 	demoPoolSize = 4
+
+	// demoTime is how long the demo may take where it has a choice.
+	demoTime = time.Minute
 )
 
 // row is one line of the demo's table: one way to reach the server.
@@ -32,12 +36,13 @@ type row struct {
 	policy   executor.PreparedStatements
 	warnings int  // how many warnings there should be
 	named    bool // statements should be prepared, so hardly any should be parsed
+	optional bool // left out on a slow machine
 
 	outcome *outcome
 	checks  []check
 	logged  []record
-	err     error // why there is no outcome
-	missing bool  // because the version cannot be had here
+	err     error  // why there is no outcome
+	omitted string // if that is no failure: "missing" or "skipped"
 }
 
 // demoRows are the ways to the server that the demo goes. direct is the version of PostgreSQL.
@@ -47,20 +52,20 @@ func demoRows(direct string) []*row {
 		{name: "PgBouncer 1.18", version: "1.18", warnings: 1},
 		{
 			name: "PgBouncer 1.18", title: "PgBouncer 1.18, with executor.Config{PreparedStatements: executor.Shared}",
-			version: "1.18", policy: executor.Shared,
+			version: "1.18", policy: executor.Shared, optional: true,
 		},
 		{name: "PgBouncer 1.24", version: "1.24", named: true},
 	}
 }
 
-// ok reports whether the row did what it should. A version that cannot be had is no failure.
+// ok reports whether the row did what it should. What was left out is no failure.
 func (r *row) ok() bool {
 	for _, c := range r.checks {
 		if !c.ok {
 			return false
 		}
 	}
-	return r.missing || r.err == nil
+	return r.omitted != "" || r.err == nil
 }
 
 // strategy is how most statements were sent.
@@ -112,12 +117,21 @@ func runDemo(ctx context.Context, v *view, events int) error {
 	if err != nil {
 		return err
 	}
+	// What may be left out comes last.
+	order := slices.Clone(rows)
+	slices.SortStableFunc(order, func(a, b *row) int { return cmp.Compare(rank(a), rank(b)) })
 	failed := 0
-	for _, r := range rows {
+	var longest time.Duration
+	for _, r := range order {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		start := time.Now()
+		if r.optional && start.Add(longest).Sub(begin) > demoTime {
+			r.omitted, r.err = "skipped", fmt.Errorf("left out, because the rest has taken %.0f s", start.Sub(begin).Seconds())
+		}
 		d.run(ctx, r)
+		longest = max(longest, time.Since(start))
 		if !r.ok() {
 			failed++
 		}
@@ -132,6 +146,13 @@ func runDemo(ctx context.Context, v *view, events int) error {
 	}
 	v.line("All checks hold, in %.0f s.", time.Since(begin).Seconds())
 	return nil
+}
+
+func rank(r *row) int {
+	if r.optional {
+		return 1
+	}
+	return 0
 }
 
 // demo is a run of the command.
@@ -149,7 +170,7 @@ func (d *demo) start(ctx context.Context) (rows []*row, err error) {
 	missing := postgres.Available(want)
 	if missing != nil {
 		version = "" // any
-		rows = append(rows, &row{name: "direct " + want, title: "Direct PostgreSQL " + want, err: missing, missing: true})
+		rows = append(rows, &row{name: "direct " + want, title: "Direct PostgreSQL " + want, err: missing, omitted: "missing"})
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -167,19 +188,19 @@ func (d *demo) start(ctx context.Context) (rows []*row, err error) {
 
 // run makes one row.
 func (d *demo) run(ctx context.Context, r *row) {
-	if r.version != "" {
+	if r.version != "" && r.err == nil {
 		if err := pgbouncer.Available(r.version); err != nil {
-			r.err, r.missing = err, true
+			r.err, r.omitted = err, "missing"
 		}
 	}
 	d.view.title(cmp.Or(r.title, r.name))
-	if !r.missing {
+	if r.omitted == "" {
 		r.err = d.measure(ctx, r)
 	}
 	switch {
 	case ctx.Err() != nil:
-	case r.missing:
-		d.view.fact("missing", oneLine(r.err.Error()))
+	case r.omitted != "":
+		d.view.fact(r.omitted, oneLine(r.err.Error()))
 	case r.err != nil:
 		d.view.check(check{false, oneLine(r.err.Error())})
 	}

@@ -170,8 +170,8 @@ func (v *view) table(rows []*row) {
 	for _, r := range rows {
 		if r.outcome == nil {
 			word, mark := "failed", v.color("✗", text.FgRed, text.Bold)
-			if r.missing {
-				word, mark = "missing", v.color("-", text.FgYellow)
+			if r.omitted != "" {
+				word, mark = r.omitted, v.color("-", text.FgYellow)
 			}
 			notes = append(notes, oneLine(r.err.Error()))
 			cells = append(cells, []string{mark + " " + r.name, fmt.Sprintf("%s (%d)", word, len(notes)), "", "", "", "", "", "", ""})
