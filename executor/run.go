@@ -76,6 +76,7 @@ func (ex *Executor) prepareAttempt(ctx context.Context, c *prepare.Conn, q *call
 		a.st = ex.catalog.Lookup(q.sql, q.stable())
 	}
 	a.decision = ex.decide(ctx, c, a.st)
+	c.Renew(a.decision.Number)
 	a.d = a.st.Description()
 	if a.d == nil {
 		d, err := a.st.Learn(ctx, c, begin)

@@ -228,9 +228,13 @@ func (l *Latch) fall(ran *Decision, v Verdict) (to Strategy, t Topology, soon bo
 
 // publish makes a decision the present one. The caller holds mu.
 func (l *Latch) publish(s Strategy, t Topology) *Decision {
-	d := &Decision{Strategy: s, Pooled: t.Pooled(), Topology: t, Number: l.now.Load().Number + 1}
+	before := l.now.Load()
+	d := &Decision{Strategy: s, Pooled: t.Pooled(), Topology: t, Number: before.Number + 1}
 	if s == Shared {
-		d.window = new(window)
+		// A probe that confirms what was decided takes nothing back of what was counted.
+		if d.window = before.window; d.window == nil {
+			d.window = new(window)
+		}
 	}
 	l.now.Store(d)
 	return d
