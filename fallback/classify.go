@@ -295,13 +295,13 @@ func (c *Context) fromBind(v Verdict) (Verdict, bool) {
 }
 
 // lostName finds the statement that a 26000 or 42P05 is about, and whether it is ours: by its own name, or, for a request that bound a
-// name, by the name a pooler gave it.
+// name, by the name a pooler gave it. On a direct connection nobody gives names, and one that looks so is of the caller's own PREPARE.
 func (c *Context) lostName(message string) (string, bool) {
 	if c.Name != "" && strings.Contains(message, c.Name) {
 		return c.Name, true
 	}
 	for word := range strings.FieldsFuncSeq(message, func(r rune) bool { return !isNameRune(r) }) {
-		if c.owns(word) || c.named() && renamedBy(word) != PoolerUnknown {
+		if c.owns(word) || c.named() && c.Topology.Mode != ModeDirect && renamedBy(word) != PoolerUnknown {
 			return word, true
 		}
 	}
