@@ -220,7 +220,7 @@ func (br *batchResults) send() (*attempt, error) {
 		}
 		it.a.stage = stageEncode
 		e := br.ex.execution(&it.q, &it.a)
-		e.Reparse = it.a.decision.Pooled && !it.a.decision.Topology.Tracks
+		e.Reparse = br.reparse(i, &it.a)
 		if err := g.Add(e); err != nil {
 			return &it.a, err
 		}
@@ -246,6 +246,17 @@ func (br *batchResults) send() (*attempt, error) {
 	}
 	br.t.begun, br.t.pending = !br.begins, nil
 	return nil, nil
+}
+
+// reparse reports whether item i is to be parsed though the connection knows its name. Behind a pooler that forwards names: always. Behind one
+// that tracks them it need not be, as long as the first item is named too: a pooler that stops tracking loses all names at once, so the first
+// item tells while nothing has been handed out. In a batch with transaction control nothing is run again anyway.
+func (br *batchResults) reparse(i int, a *attempt) bool {
+	if !a.decision.Pooled || !a.decision.Topology.Tracks {
+		return a.decision.Pooled
+	}
+	first := br.attemptAt(0)
+	return i > 0 && !br.control && br.t == nil && (first == nil || first.strategy != prepare.Named)
 }
 
 // learn asks for all descriptions that are missing in one round trip.
