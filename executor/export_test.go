@@ -1,0 +1,23 @@
+package executor
+
+import (
+	"github.com/jackc/pgx/v5"
+
+	"github.com/bounceproof/bounceproof/prepare"
+)
+
+// Options is what the option scanner reads off a call's arguments.
+type Options struct {
+	Args     []any
+	Marked   bool
+	Mode     pgx.QueryExecMode
+	Rewriter pgx.QueryRewriter
+	Formats  prepare.Formats
+	PgxArgs  []any
+}
+
+// ReadOptions runs the option scanner.
+func ReadOptions(args []any) Options {
+	q := readCall("", args)
+	return Options{Args: q.args, Marked: q.marked, Mode: q.mode, Rewriter: q.rewriter, Formats: q.formats, PgxArgs: q.pgxArgs()}
+}
