@@ -28,6 +28,7 @@ type fakePG struct {
 	dials     []time.Duration // when somebody connected, or tried
 	down      bool            // nobody can connect
 	mute      bool            // pg_notify hangs until its context ends, on all paths
+	lost      bool            // the pool's pg_notify succeeds and does nothing
 	deaf      bool            // LISTEN succeeds and nothing arrives
 	listenErr string          // SQLSTATE of every LISTEN
 	pooled    bool            // clients get invented pids
@@ -62,7 +63,7 @@ func (f *fakePG) dialled() []time.Duration {
 // Exec is the pool's: it notifies.
 func (f *fakePG) Exec(ctx context.Context, _ string, args ...any) (pgconn.CommandTag, error) {
 	f.mu.Lock()
-	mute, down := f.mute, f.down
+	mute, down, lost := f.mute, f.down, f.lost
 	f.mu.Unlock()
 	if mute {
 		<-ctx.Done()
@@ -71,7 +72,9 @@ func (f *fakePG) Exec(ctx context.Context, _ string, args ...any) (pgconn.Comman
 	if down {
 		return pgconn.CommandTag{}, errors.New("down")
 	}
-	f.notify(args[len(args)-2].(string), args[len(args)-1].(string))
+	if !lost {
+		f.notify(args[len(args)-2].(string), args[len(args)-1].(string))
+	}
 	return pgconn.CommandTag{}, nil
 }
 

@@ -692,6 +692,44 @@ func TestPlainNotificationDoesNotWaitForADeferredOne(t *testing.T) {
 	})
 }
 
+func TestDeferredNotificationKeepsTheDistanceToo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, tx := newFakeDB(), newFakeDB()
+		s := newSender(t, db, notify.SenderConfig{})
+		_ = s.NotifyTx(t.Context(), tx, "a", "1")
+		_ = s.NotifyTx(t.Context(), tx, "a", "2") // due at 10ms
+		time.Sleep(7 * time.Millisecond)
+		notifyAll(t, s, "b", "1")
+		time.Sleep(time.Second)
+		if diff := cmp.Diff([]int64{7, 17}, db.times()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// A notification that rode in its transaction must not take one along that did not.
+func TestMergedNotificationsAreSentIfOneOfThemIsDue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, tx := newFakeDB(), newFakeDB()
+		s := newSender(t, db, notify.SenderConfig{MaxPending: 1})
+		_ = s.NotifyTx(t.Context(), tx, "a", "inside")
+		time.Sleep(9 * time.Millisecond)
+		_ = s.NotifyTx(t.Context(), tx, "a", "outside") // the window is not over
+		s.Subscribe("a", func(string) {})
+		time.Sleep(time.Millisecond)
+		_ = s.NotifyTx(t.Context(), tx, "a", "inside again") // only to wake the subscriber, and there is no room
+		time.Sleep(time.Second)
+		if len(tx.statements()) != 2 || s.Stats().Collapsed != 1 {
+			t.Fatalf("%d statements inside, stats %+v: nothing is shown", len(tx.statements()), s.Stats())
+		}
+		if got := db.statements(); len(got) == 0 || got[0].notes[0] != "a " || got[0].at != 19*time.Millisecond {
+			t.Errorf("statements %+v, want the empty payload a window after it came in", got)
+		}
+	})
+}
+
 func TestErrorInsideTheTransactionIsReturned(t *testing.T) {
 	t.Parallel()
 	db, tx := newFakeDB(), newFakeDB()

@@ -264,6 +264,48 @@ func TestSilentPathIsIsolatedWithin5SecondsAndFoundAgain(t *testing.T) {
 	})
 }
 
+// A server that takes connections and drops them at once is a failing server.
+func TestConnectionsThatDoNotLastBackOff(t *testing.T) {
+	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *fakePG, l *listening) {
+		for range 10 * 60 * 10 {
+			synctest.Wait()
+			pg.killAll()
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := len(pg.dialled()); n > 200 {
+			t.Errorf("%d connections in 10 minutes, want one every 5s", n)
+		}
+		time.Sleep(20 * time.Second)
+		l.must(t, notify.Proven)
+	})
+}
+
+func TestForgedOrLateNoteProvesNothing(t *testing.T) {
+	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *fakePG, l *listening) {
+		l.must(t, notify.Proven)
+		var proof string
+		pg.with(func() {
+			pg.lost = true
+			for c := range pg.conns {
+				for channel := range c.heard {
+					if strings.HasPrefix(channel, notify.ProofPrefix) {
+						proof = channel
+					}
+				}
+			}
+		})
+		for range 15 {
+			time.Sleep(time.Second)
+			pg.notify(proof, "of an earlier beat")
+		}
+		synctest.Wait()
+		if st := l.Status(); st.Losses != 1 || st.Proofs != 1 || proof == "" {
+			t.Errorf("status %+v", st)
+		}
+		pg.with(func() { pg.lost = false })
+	})
+}
+
 func TestStrangersNotificationsAreIgnored(t *testing.T) {
 	virtual(t, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1}, func(t *testing.T, pg *fakePG, l *listening) {
 		l.must(t, notify.Proven)
@@ -416,8 +458,12 @@ func TestListenersShareOneConnectionAndHandItOn(t *testing.T) {
 			t.Error("not everybody heard")
 		}
 
+		proofs := first.Status().Proofs
 		first.stop() // it was the one that read
 		synctest.Wait()
+		if other.Status().Proofs != proofs+1 {
+			t.Error("whoever goes on did not prove the connection first")
+		}
 		pg.notify("news", "handed on")
 		synctest.Wait()
 		if !second.heard("handed on") || other.State() != notify.Proven {
