@@ -119,7 +119,9 @@ func BenchmarkDeliver(b *testing.B) {
 			b.ReportMetric(float64(st.Ticks), "ticks")
 			b.ReportMetric(float64(st.Pages), "pages")
 			cancel()
-			<-stopped
+			if err := <-stopped; err != nil {
+				b.Error(err)
+			}
 		})
 	}
 }

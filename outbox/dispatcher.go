@@ -129,9 +129,11 @@ var ErrRunning = errors.New("outbox: dispatcher: already running")
 
 // Run delivers until ctx is done. Then it starts no more events, waits for the handlers that run, records what they did, gives
 // its lanes to the others at once, and returns nil. It outlives any failure of the database, which it logs once; what it
-// returns are states that do not pass: [ErrNotMigrated], [ErrRebaseNeeded], [ErrUnsubscribed].
+// returns are states that do not pass: [ErrNotMigrated], [ErrRebaseNeeded], [ErrUnsubscribed], and executor.ErrStatementMode for handlers
+// of a kind with a transaction. The others work in statement mode too, for each of a dispatcher's transactions is one request.
 //
-// A dispatcher uses one connection of the executor's pool at a time.
+// A dispatcher uses one connection of the executor's pool at a time, for scheduled events and sweeping now and then a second, and one
+// for each lane that is with a handler of a kind with a transaction. None is held between uses.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	if !d.running.CompareAndSwap(false, true) {
 		return ErrRunning

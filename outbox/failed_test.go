@@ -182,3 +182,32 @@ func TestAStopInTheMiddleOfAPageDeliversNothingTwice(t *testing.T) {
 		}
 	}
 }
+
+// After an asynchronous failover ids of ticks may be issued again. A page that was read under one of the lost ones is not recorded, and
+// comes again.
+func TestAPageOfALostTickIsNotRecorded(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{Lanes: 1})
+	sub := db.proc.subscribe(t, "s", outbox.SubscriptionConfig{})
+	rec := newRecorder()
+	reached, proceed := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	h := func(ctx context.Context, d outbox.Delivery) error {
+		once.Do(func() {
+			close(reached)
+			<-proceed
+		})
+		return rec.handle(ctx, d)
+	}
+	db.proc.publish(t, events(10, func(int) string { return "k" })...)
+	start(t, sub, outbox.HandlerFunc(h), quick)
+	<-reached
+	// The same id, another moment.
+	if _, err := db.conn.Exec(t.Context(), "update outbox.tick set at = at + interval '1 ms' where id = (select max(id) from outbox.tick)"); err != nil {
+		t.Fatal(err)
+	}
+	close(proceed)
+	eventually(t, "ten, twice", func() bool { return rec.n.Load() == 20 })
+	db.proc.publish(t, outbox.Event{Type: "t", Key: "k"})
+	eventually(t, "and on", func() bool { return rec.n.Load() == 21 })
+}

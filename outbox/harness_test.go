@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -117,7 +116,7 @@ func newProcess(t *testing.T, url string, cfg outbox.Config) *process {
 	return p
 }
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
 // database is an empty, migrated outbox and a bare connection to look at it from outside.
 type database struct {

@@ -22,14 +22,15 @@ import (
 //
 // All events of one call are one statement. It takes the advisory locks of its keys in sorted order, those of later calls queued on the
 // same transaction with them, so transactions do not deadlock over keys. Several immediate calls in one transaction, on a plain
-// pgx.Tx or around savepoints, can (40P01), as with any locks. The first call of a store reads, in the transaction, what Migrate fixed.
+// pgx.Tx or around savepoints, can (40P01), as with any locks. The first call of a store reads what Migrate fixed.
 //
 // Errors found before anything is sent are [*TooManyKeysError] and [ErrInvalidEvent].
 func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	if len(events) == 0 {
 		return nil
 	}
-	lanes, err := s.verify(ctx, tx)
+	etx, ok := tx.(executor.Tx)
+	lanes, err := s.verify(ctx, s.verifier(tx, ok))
 	if err != nil {
 		return err
 	}
@@ -37,7 +38,6 @@ func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	if err != nil {
 		return err
 	}
-	etx, ok := tx.(executor.Tx)
 	if !ok {
 		sql, args := c.statement(s.sql, nil)
 		if _, err := tx.Exec(ctx, sql, args...); err != nil {
@@ -64,6 +64,15 @@ func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	sql, args := c.statement(s.sql, nil)
 	etx.Queue(sql, args...)
 	return nil
+}
+
+// verifier returns what to read the fixed facts with: not the caller's transaction if it is one that may never need more than COMMIT, so
+// that publishing works in statement mode too; but neither a second connection from a pool that may have none to give.
+func (s *Store) verifier(tx pgx.Tx, ours bool) rowQuerier {
+	if st := s.ex.Pool().Stat(); ours && st.AcquiredConns() < st.MaxConns() {
+		return s.ex
+	}
+	return tx
 }
 
 // statement chooses the text for columns; extra are locks to be taken with their own.

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/internal/backoff"
 	"github.com/bounceproof/bounceproof/prepare"
 )
@@ -28,39 +28,30 @@ type Swept struct {
 }
 
 // Sweep removes what is not needed any more, in short transactions. Every dispatcher does so once a minute by itself; a program without
-// one may call it. Of several at the same time one works and the others return at once.
+// one may call it. Several at the same time wait for each other.
 func (s *Store) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	lanes, err := s.verify(ctx, s.ex)
 	if err != nil {
 		return total, err
 	}
+	keep := s.retention
+	if keep < 0 {
+		keep = forever
+	}
 	for {
 		var n Swept
-		busy := true // somebody else is at it
-		sweep := func(into *int64, name string, args ...any) error {
-			rows, alone, err := s.sweep(ctx, name, args...)
-			busy = busy && !alone
-			*into += rows
-			return err
-		}
-		err := sweep(&n.Cursors, "sweep_cursors")
-		if s.retention > 0 {
-			for lane := 0; lane < lanes && err == nil; lane++ {
-				if err = sweep(&n.Events, "sweep_events", lane, s.retention); err == nil {
-					err = sweep(&n.Events, "sweep_late", lane, s.retention)
-				}
+		err := s.sweep(ctx, &n.Cursors, "sweep_cursors")
+		for lane := 0; lane < lanes && err == nil && s.retention > 0; lane++ {
+			if err = s.sweep(ctx, &n.Events, "sweep_events", lane, keep); err == nil {
+				err = s.sweep(ctx, &n.Events, "sweep_late", lane, keep)
 			}
 		}
 		if err == nil {
-			keep := s.retention
-			if keep <= 0 {
-				keep = forever
-			}
-			err = sweep(&n.Ticks, "sweep_ticks", keep)
+			err = s.sweep(ctx, &n.Ticks, "sweep_ticks", keep)
 		}
 		if err == nil && s.dedupWindow > 0 {
-			err = sweep(&n.Dedup, "sweep_dedup", s.dedupWindow)
+			err = s.sweep(ctx, &n.Dedup, "sweep_dedup", s.dedupWindow)
 		}
 		total.Events += n.Events
 		total.Ticks += n.Ticks
@@ -69,32 +60,25 @@ func (s *Store) Sweep(ctx context.Context) (Swept, error) {
 		if err != nil {
 			return total, fmt.Errorf("outbox: sweep: %w", err)
 		}
-		if busy || max(n.Events, n.Ticks, n.Cursors, n.Dedup) < sweepStep {
+		if max(n.Events, n.Ticks, n.Cursors, n.Dedup) < sweepStep {
 			return total, nil
 		}
 	}
 }
 
-// sweep runs one sweeping statement in a transaction of its own, unless somebody else is at one.
-func (s *Store) sweep(ctx context.Context, name string, args ...any) (rows int64, alone bool, err error) {
-	opts := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
-	err = s.ex.InTx(ctx, opts, func(ctx context.Context, tx executor.Tx) error {
-		const lock = "select pg_try_advisory_xact_lock($1)"
-		if err := tx.QueryRow(ctx, lock, lockNamed(s.schema, "sweep")).Scan(&alone); err != nil || !alone {
-			return err
-		}
-		if _, err := tx.Exec(ctx, s.sql.plans, prepare.Stable); err != nil {
-			return err
-		}
-		// No subscription may choose a tick while ticks go.
-		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", lockNamed(s.schema, "subscribe")); err != nil {
-			return err
-		}
-		tag, err := tx.Exec(ctx, text(s.schema, name), args...)
-		rows = tag.RowsAffected()
-		return err
+// sweep runs one sweeping statement in a transaction of its own, alone, and adds what it removed. No subscription may choose a
+// tick meanwhile.
+func (s *Store) sweep(ctx context.Context, removed *int64, name string, args ...any) error {
+	var b pgx.Batch
+	b.Queue(begin)
+	b.Queue("select pg_advisory_xact_lock($1), pg_advisory_xact_lock($2)", lockNamed(s.schema, "sweep"), lockNamed(s.schema, "subscribe"))
+	b.Queue(s.sql.plans, prepare.Stable)
+	b.Queue(text(s.schema, name), args...).Exec(func(tag pgconn.CommandTag) error {
+		*removed += tag.RowsAffected()
+		return nil
 	})
-	return rows, alone, err
+	b.Queue("commit")
+	return s.ex.SendBatch(ctx, &b).Close()
 }
 
 // moveScheduled publishes what is due. It may wait for publishers of the same keys.

@@ -129,6 +129,51 @@ func (st *Status) readFailed(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
+// State is where a failed event stands.
+type State string
+
+const (
+	Retrying State = "retry"  // it will be tried again at DueAt
+	Parked   State = "parked" // it waits behind another one of its key
+	Dead     State = "dead"   // it has failed for the last time
+)
+
+// FailedEvent is an event that stands outside the log. Attempt is that of its last delivery, 0 if there was none.
+type FailedEvent struct {
+	Delivery
+	State     State
+	DueAt     time.Time // zero: not by itself
+	FailedAt  time.Time // when it came to this state
+	LastError string
+}
+
+// Failed lists up to limit failed events in order of their numbers, those behind the number after: 0 for the first. An empty state
+// means all.
+func (sub *Subscription) Failed(ctx context.Context, state State, after int64, limit int) ([]FailedEvent, error) {
+	rows, err := sub.store.ex.Query(ctx, text(sub.store.schema, "failed_list"), sub.name, after, string(state), limit)
+	if err != nil {
+		return nil, fmt.Errorf("outbox: failed events: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (FailedEvent, error) {
+		f := FailedEvent{Delivery: Delivery{Subscription: sub.name}}
+		var key *string
+		var due *time.Time
+		err := row.Scan(&f.Lane, &f.Seq, &f.Type, &key, &f.Payload, &f.Headers, &f.PublishedAt, &f.Attempt, &f.State, &due,
+			&f.LastError, &f.FailedAt)
+		if key != nil {
+			f.Key = *key
+		}
+		if due != nil {
+			f.DueAt = *due
+		}
+		return f, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("outbox: failed events: %w", err)
+	}
+	return list, nil
+}
+
 // Retry gives dead events all their attempts again: those with the given numbers, or all dead ones of the subscription. It returns
 // how many. Their keys go on behind them, in order. Dispatchers notice within two seconds.
 func (sub *Subscription) Retry(ctx context.Context, seqs ...int64) (int64, error) {

@@ -115,7 +115,7 @@ func (s *Store) Channel() string { return s.schema }
 func (s *Store) Wake() {
 	s.wakeLocal()
 	if s.wakeUp == Notify {
-		s.ex.Notify(s.Channel(), "")
+		_ = s.ex.Notify(s.Channel(), "") // it refuses only names that New refuses too
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/outbox"
+	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
@@ -239,10 +240,14 @@ func TestStatusCountsWhatIsPending(t *testing.T) {
 		t.Errorf("while it runs: %+v", s)
 	}
 	sick.Store(false)
-	var seq int64
-	if err := db.conn.QueryRow(t.Context(), "select seq from outbox.failed where state = 'dead' and key = '3'").Scan(&seq); err != nil {
-		t.Fatal(err)
+	list, err := sub.Failed(t.Context(), outbox.Dead, 0, 10)
+	if err != nil || len(list) != 2 || list[0].LastError != "sick" || list[0].Attempt != 2 || list[0].Key == "" {
+		t.Fatalf("dead: %+v, %v", list, err)
 	}
+	if parked, err := sub.Failed(t.Context(), outbox.Parked, list[1].Seq, 5); err != nil || len(parked) != 5 {
+		t.Errorf("parked: %+v, %v", parked, err)
+	}
+	seq := list[slices.IndexFunc(list, func(f outbox.FailedEvent) bool { return f.Key == "3" })].Seq
 	if n, err := sub.Retry(t.Context(), seq, 1<<60); n != 1 || err != nil {
 		t.Errorf("Retry: %d, %v", n, err)
 	}
@@ -267,6 +272,9 @@ func TestStatusCountsWhatIsPending(t *testing.T) {
 	}
 	if err := dd.Run(t.Context()); !errors.Is(err, outbox.ErrUnsubscribed) {
 		t.Errorf("Run without a subscription: %v", err)
+	}
+	if _, err := p.store.Subscription(t.Context(), "s"); !errors.Is(err, outbox.ErrUnsubscribed) {
+		t.Errorf("Subscription that is gone: %v", err)
 	}
 }
 
@@ -435,4 +443,45 @@ func TestSweepRemovesWhatEverybodyHasSeen(t *testing.T) {
 		return db.count(t, "select count(*) from outbox.event") == 0
 	})
 	d.stop(t)
+}
+
+func TestStatementModePublishesAndDelivers(t *testing.T) {
+	for _, version := range pgbouncer.Versions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			s := postgres.Start(t, postgres.Options{})
+			db := setupOn(t, s, nil, outbox.Config{})
+			db.proc.subscribe(t, "s", outbox.SubscriptionConfig{})
+			b := pgbouncer.Start(t, s, pgbouncer.Options{Version: version, PoolMode: "statement"})
+			p := newProcess(t, b.URL(db.conn.Config().ConnConfig.Database), outbox.Config{})
+			for range 5 {
+				p.publish(t, events(3, func(i int) string { return []string{"", "k"}[i%2] })...)
+			}
+			sub, err := p.store.Subscription(t.Context(), "s")
+			if err != nil {
+				t.Fatal(err)
+			}
+			inTx := outbox.TxHandlerFunc(func(context.Context, pgx.Tx, outbox.Delivery) error { return nil })
+			d, err := outbox.NewDispatcher(sub, inTx, quick)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Run(t.Context()); !errors.Is(err, executor.ErrStatementMode) {
+				t.Errorf("Run with transactions: %v", err)
+			}
+			rec := newRecorder()
+			var once atomic.Bool
+			h := func(ctx context.Context, d outbox.Delivery) error {
+				if once.CompareAndSwap(false, true) {
+					return errors.New("once")
+				}
+				return rec.handle(ctx, d)
+			}
+			start(t, sub, outbox.HandlerFunc(h), quick)
+			eventually(t, "what was published in statement mode", func() bool { return rec.n.Load() == 15 })
+			if _, err := p.store.Sweep(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }

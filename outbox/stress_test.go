@@ -265,8 +265,10 @@ func (m *model) twoPhase(ctx context.Context, db *database, rng *rand.Rand, comm
 
 // chaos keeps three dispatchers, each a process of its own, and kills, pauses and restarts them.
 func (m *model) chaos(t *testing.T, db *database, rng *rand.Rand, pageSize int, stop <-chan struct{}, rewrite func(string) string) {
-	cfg := outbox.DispatcherConfig{LeaseDuration: 300 * time.Millisecond, PollInterval: 20 * time.Millisecond, PageSize: pageSize,
-		MinBackoff: time.Millisecond, MaxBackoff: 50 * time.Millisecond}
+	cfg := outbox.DispatcherConfig{
+		LeaseDuration: 300 * time.Millisecond, PollInterval: 20 * time.Millisecond, PageSize: pageSize,
+		MinBackoff: time.Millisecond, MaxBackoff: 50 * time.Millisecond,
+	}
 	type one struct {
 		*process
 		*running

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -48,6 +49,22 @@ type Subscription struct {
 
 // Name returns the name.
 func (sub *Subscription) Name() string { return sub.name }
+
+// Subscription returns a subscription that exists, or [ErrUnsubscribed], wrapped.
+func (s *Store) Subscription(ctx context.Context, name string) (*Subscription, error) {
+	lanes, err := s.verify(ctx, s.ex)
+	if err != nil {
+		return nil, err
+	}
+	sub := &Subscription{store: s, name: name, lanes: lanes}
+	switch err := s.ex.QueryRow(ctx, text(s.schema, "subscription_read"), name).Scan(&sub.skipDead); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, fmt.Errorf("outbox: subscription %s: %w", name, ErrUnsubscribed)
+	case err != nil:
+		return nil, fmt.Errorf("outbox: subscription %s: %w", name, err)
+	}
+	return sub, nil
+}
 
 // Subscribe returns the subscription of that name, and creates it if there is none. It is idempotent: call it at every
 // start. The name is any text up to 200 bytes.

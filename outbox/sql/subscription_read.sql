@@ -1,0 +1,1 @@
+select skip_on_dead from {schema}.subscription where name = $1::text
