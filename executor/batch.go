@@ -102,7 +102,7 @@ type batchResults struct {
 	last      *rows                // the rows handed out last
 	next      int                  // the item whose result is next
 	delivered bool                 // a result has reached the caller
-	control   bool                 // an item is transaction control
+	control   bool                 // an item is transaction control, or may commit
 	err       error
 	closed    bool
 }
@@ -127,7 +127,7 @@ func (br *batchResults) start() {
 			it.a.unnamed = br.t.unnamed
 		}
 		it.text = len(it.q.args) == 0 && isControl(it.q.sql)
-		br.control = br.control || it.text
+		br.control = br.control || it.text || mayCommit(it.q.sql)
 	}
 	if len(br.items) == 0 {
 		return
@@ -294,6 +294,16 @@ func (br *batchResults) learn() (*attempt, error) {
 		br.t.sent(err)
 	}
 	return whose, err
+}
+
+// mayCommit reports whether a statement may commit on its way, and with itself what its Sync group ran before it: a procedure and a DO
+// block can, as can what PostgreSQL runs in transactions of its own. What such a group did is not taken back by a later item's failure.
+func mayCommit(sql string) bool {
+	switch prepare.Keyword(sql) {
+	case "call", "do", "vacuum", "analyze", "cluster", "reindex", "create", "drop", "alter":
+		return true
+	}
+	return false
 }
 
 // isControl reports whether a text begins, ends or cuts a transaction, or sets something for it: what is sent as it is, in its place.

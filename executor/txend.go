@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -68,7 +69,7 @@ func (t *tx) commitAlone(ctx context.Context) error {
 // commitQueue sends the queued statements and COMMIT in one flush. Alone in a transaction with default options they need no BEGIN and no
 // COMMIT: PostgreSQL runs the Sync group as one implicit transaction.
 func (t *tx) commitQueue(ctx context.Context) error {
-	implicit := !t.begun && t.opts == (pgx.TxOptions{})
+	implicit := !t.begun && t.opts == (pgx.TxOptions{}) && !slices.ContainsFunc(t.queue, func(q call) bool { return mayCommit(q.sql) })
 	if !implicit && t.statementMode() {
 		return ErrStatementMode
 	}
