@@ -273,12 +273,15 @@ func (br *batchResults) learn() (*attempt, error) {
 			it.a.st = br.ex.catalog.Lookup(it.q.sql, it.q.stable())
 		}
 		br.ex.decide(br.ctx, br.s.c, it.a.st)
-		if it.a.st.Description() != nil || seen[it.a.st] {
+		if it.a.st.Description() != nil {
+			continue
+		}
+		it.a.fresh, it.a.stage = true, stageLearn
+		if seen[it.a.st] {
 			continue
 		}
 		seen[it.a.st] = true
 		missing = append(missing, it.a.st)
-		it.a.fresh, it.a.stage = true, stageLearn
 		whose = &it.a
 	}
 	if len(missing) == 0 {

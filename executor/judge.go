@@ -19,7 +19,7 @@ func (ex *Executor) judge(ctx context.Context, s *session, a *attempt, phase fal
 	if a.stage == stageEncode {
 		// Nothing was sent. A description that a migration has overtaken refuses good arguments too.
 		a.verdict = fallback.Verdict{}
-		if a.fresh {
+		if a.fresh || a.runs >= maxRuns {
 			return false, err
 		}
 		a.st.Forget(a.d)
