@@ -24,6 +24,10 @@ type DispatcherConfig struct {
 	// when woken.
 	PollInterval time.Duration
 
+	// Proven, if set, says that wake-ups are known to arrive; notify.Listener.Healthy is meant. While it returns true the dispatcher polls five
+	// times as seldom.
+	Proven func() bool
+
 	// Concurrency is how many handlers run at once in this dispatcher, all lanes together. Defaults to 16.
 	Concurrency int
 
@@ -159,7 +163,7 @@ func (d *Dispatcher) Wake() {
 	}
 }
 
-// HandleEvent makes a dispatcher a notify.Handler: register it for [Store.Channel].
+// HandleEvent makes a dispatcher a notify.Handler. Register it for [Store.Channel] to be woken by publishers of other processes.
 func (d *Dispatcher) HandleEvent(context.Context, notify.Event) { d.Wake() }
 
 var _ notify.Handler = (*Dispatcher)(nil)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/notify"
 	"github.com/bounceproof/bounceproof/outbox"
 )
 
@@ -292,5 +293,33 @@ func TestAZombieRecordsNothing(t *testing.T) {
 	}
 	if token != 2 {
 		t.Errorf("token %d, want 2", token)
+	}
+}
+
+func TestAListenerWakesTheDispatcherOfAnotherProcess(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{})
+	other := newProcess(t, db.url, outbox.Config{})
+	rec := newRecorder()
+	l, err := notify.NewListener(other.pool, notify.ListenerConfig{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := outbox.DispatcherConfig{PollInterval: -1, Proven: l.Healthy}
+	d := start(t, other.subscribe(t, "s", outbox.SubscriptionConfig{}), outbox.HandlerFunc(rec.handle), cfg)
+	l.Handle(other.store.Channel(), d)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+	eventually(t, "a listener that works", l.Healthy)
+	for i := range 5 {
+		db.proc.publish(t, outbox.Event{Type: "t"})
+		eventually(t, "delivery without polling", func() bool { return rec.n.Load() == int64(i)+1 })
 	}
 }

@@ -193,7 +193,11 @@ func (r *runner) due(ctx context.Context, now time.Time) error {
 	}
 	if r.d.cfg.PollInterval > 0 && !now.Before(r.pollAt) {
 		r.wantTick = true
-		r.pollAt = now.Add(backoff.Spread(r.d.cfg.PollInterval, 0.1))
+		interval := r.d.cfg.PollInterval
+		if r.d.cfg.Proven != nil && r.d.cfg.Proven() {
+			interval *= 5
+		}
+		r.pollAt = now.Add(backoff.Spread(interval, 0.1))
 	}
 	if !r.scheduledAt.IsZero() && !now.Before(r.scheduledAt) {
 		r.scheduledAt = time.Time{} // the next tick tells anew
