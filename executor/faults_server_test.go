@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -71,22 +72,53 @@ func (s *cutStand) committed(ctx context.Context, n int) ([]int, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[int])
 }
 
-// settled waits until no server process works on anything of ours any more, and, where each connection has its own, until pid is gone.
+// settled waits until no server process works on anything of ours any more: where each connection has its own, until pid is gone, and
+// behind a pooler until it lends no server, and every process is one it knows. A process that it has dropped may not have read yet what it
+// was sent last.
 func (s *cutStand) settled(ctx context.Context, pid uint32) error {
-	const busy = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()" +
-		" and backend_type = 'client backend' and (state <> 'idle' or pid = $1)"
 	for deadline := time.Now().Add(10 * time.Second); ; {
-		var n int
-		if err := s.admin.QueryRow(ctx, busy, int64(pid)).Scan(&n); err != nil {
+		done, err := s.isSettled(ctx, int32(pid)) //nolint:gosec // a process id fits
+		if done || err != nil {
 			return err
-		}
-		if n == 0 {
-			return nil
 		}
 		if time.Now().After(deadline) {
 			return errors.New("the server still works on it")
 		}
+		time.Sleep(time.Millisecond)
 	}
+}
+
+func (s *cutStand) isSettled(ctx context.Context, pid int32) (bool, error) {
+	known := map[int32]bool{}
+	if s.b != nil {
+		servers, err := s.b.Admin("show servers")
+		if err != nil {
+			return false, err
+		}
+		for _, server := range servers {
+			if server["database"] != s.db.Name {
+				continue
+			}
+			if server["state"] == "active" {
+				return false, nil
+			}
+			n, err := strconv.ParseInt(server["remote_pid"], 10, 32)
+			if err != nil {
+				return false, err
+			}
+			known[int32(n)] = true
+		}
+	}
+	rows, _ := s.admin.Query(ctx, "select pid, state from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"+
+		" and backend_type = 'client backend'")
+	done := true
+	var process int32
+	var state *string
+	_, err := pgx.ForEachRow(rows, []any{&process, &state}, func() error {
+		done = done && state != nil && *state == "idle" && process != pid && (s.b == nil || known[process])
+		return nil
+	})
+	return done, err
 }
 
 // serverPID is the process behind a connection of the pool, 0 if a pooler stands between.

@@ -113,6 +113,24 @@ var deeds = []deed{
 		}
 		return tx.Commit(ctx)
 	}},
+	{"batch that begins a transaction", inserts(2), true, func(ctx context.Context, ex *executor.Executor, sqls []string) error {
+		var b pgx.Batch
+		b.BeginTx(pgx.TxOptions{})
+		for _, sql := range sqls {
+			b.Queue(sql, prepare.Stable, runID(ctx))
+		}
+		br := ex.SendBatch(ctx, &b)
+		err := br.Close()
+		tx := br.Tx()
+		if tx == nil {
+			return err
+		}
+		defer func() { _ = tx.Rollback(ctx) }()
+		if err != nil {
+			return err
+		}
+		return tx.Commit(ctx)
+	}},
 	{"InTx with Queue", inserts(3), true, func(ctx context.Context, ex *executor.Executor, sqls []string) error {
 		return inTxOnce(ctx, ex, pgx.TxOptions{}, func(tx executor.Tx) error {
 			for _, sql := range sqls[1:] {
@@ -150,6 +168,22 @@ var deeds = []deed{
 				return errors.Join(err, sp.Rollback(ctx))
 			}
 			return sp.Commit(ctx)
+		})
+	}},
+}
+
+// copies are deeds whose statements a real server cannot count by run.
+var copies = []deed{
+	{"CopyFrom", []string{`copy "t" ( "n" ) from stdin binary`}, false, func(ctx context.Context, ex *executor.Executor, _ []string) error {
+		_, err := ex.CopyFrom(ctx, pgx.Identifier{"t"}, []string{"n"}, pgx.CopyFromRows([][]any{{1}, {2}}))
+		return err
+	}},
+	{"CopyFrom in a transaction", []string{`copy "t" ( "n" ) from stdin binary`, inserts(1)[0]}, true, func(ctx context.Context, ex *executor.Executor, sqls []string) error {
+		return inTxOnce(ctx, ex, pgx.TxOptions{}, func(tx executor.Tx) error {
+			if _, err := tx.CopyFrom(ctx, pgx.Identifier{"t"}, []string{"n"}, pgx.CopyFromRows([][]any{{1}})); err != nil {
+				return err
+			}
+			return execAll(ctx, tx, sqls[1:])
 		})
 	}},
 }
@@ -227,7 +261,7 @@ func TestNothingRunsTwiceScripted(t *testing.T) {
 		t.Run(sc.name, func(t *testing.T) {
 			t.Parallel()
 			cuts := 0
-			for _, op := range deeds {
+			for _, op := range slices.Concat(deeds, copies) {
 				for _, warm := range []bool{false, true} {
 					start := func() (*scripted, func()) {
 						s, end := newScripted(t, sc.o, executor.Config{PreparedStatements: sc.policy}, maxConns(2))
