@@ -1,8 +1,18 @@
 // Package outbox is a transactional outbox: events that a transaction publishes are delivered if, and only if, it commits.
 //
-// It is an append-only log read by snapshots, not a queue of rows that are locked, updated and deleted. Publishing is one insert.
-// Dispatchers append ticks, points in time between which a batch of events lies; a batch is what is visible in the later
-// tick's snapshot and not in the earlier one's, so a transaction that takes long delays nobody, and one that aborts is never
+//	store, err := outbox.New(ex, outbox.Config{})
+//	err = store.Migrate(ctx)
+//	err = ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+//		// … the business's own statements …
+//		return store.Publish(ctx, tx, outbox.Event{Type: "order.paid", Key: "7", Payload: body})
+//	})
+//	sub, err := store.Subscribe(ctx, "mailer", outbox.SubscriptionConfig{Start: outbox.Earliest})
+//	d, err := outbox.NewDispatcher(sub, outbox.HandlerFunc(send), outbox.DispatcherConfig{})
+//	err = d.Run(ctx)
+//
+// It is an append-only log read by snapshots, not a queue of rows that are locked, updated and deleted. Publishing is one insert
+// that rides with COMMIT. Dispatchers append ticks, points in time between which a batch of events lies; a batch is what is visible in
+// the later tick's snapshot and not in the earlier one's, so a transaction that takes long delays nobody, and one that aborts is never
 // seen. Subscriptions are places in the log: another reader, or a replay, costs nothing.
 //
 // # Guarantees
@@ -11,6 +21,17 @@
 //   - Events of one key are delivered in the order in which their transactions committed.
 //   - A dispatcher that dies leaves its lanes to the others after its lease; at most one page per lane is delivered again.
 //   - A dispatcher that was thought dead and comes back records nothing.
+//   - What a handler with a transaction does in it happens once.
 //
-// All statements are qualified by the schema, leave no session state, and work behind a pooler in transaction mode.
+// # Behind a pooler
+//
+// All statements are qualified by the schema and leave no session state, so the outbox works in every pool mode. Behind a pooler in
+// statement mode publishing works where a transaction does nothing else, and dispatchers work except with transactional handlers, for
+// each of their transactions is one request; Migrate, Subscribe and the decisions of people (Retry, Replay and so on) need transaction
+// mode or a direct connection.
+//
+// # The rooms
+//
+// publish.go and event.go write the log; tick.go and page.go read it; lease.go says who may, cursor.go how far. runner.go is the loop of one
+// Run, group.go its round trip, job.go and steps.go what a lane has with the handlers, failed.go what stands beside the way.
 package outbox
