@@ -68,13 +68,17 @@ func (q *call) unprepared() bool {
 }
 
 // isPgx reports whether the call goes to pgx as it is: the modes that know no types, and the empty text. exec is true for Exec, where
-// pgx makes every call without arguments a simple query, so that migration scripts of several statements work.
+// pgx makes every call without arguments a simple query, whatever the mode, so that migration scripts of several statements work.
 func (q *call) isPgx(exec bool) bool {
 	switch {
-	case q.mode == pgx.QueryExecModeExec, q.mode == pgx.QueryExecModeSimpleProtocol, q.sql == "":
+	case q.mode == pgx.QueryExecModeExec, q.mode == pgx.QueryExecModeSimpleProtocol:
+		return true // with its rewriter
+	case q.rewriter != nil:
+		return false // what the text and the arguments will be is not known yet
+	case q.sql == "":
 		return true
 	default:
-		return exec && len(q.args) == 0 && !q.marked && q.mode == 0
+		return exec && len(q.args) == 0 && !q.marked
 	}
 }
 
@@ -83,6 +87,9 @@ func (q *call) pgxArgs() []any {
 	args := make([]any, 0, len(q.args)+2)
 	if q.mode != 0 {
 		args = append(args, q.mode)
+	}
+	if q.rewriter != nil {
+		args = append(args, q.rewriter)
 	}
 	if q.formats.Positions != nil {
 		args = append(args, q.formats.Positions)

@@ -85,7 +85,7 @@ func (ex *Executor) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 		}
 	}()
 	q := readCall(sql, args)
-	if q.rewriter == nil && q.isPgx(true) {
+	if q.isPgx(true) {
 		ex.counters.passed.Add(1)
 		if kw := prepare.Keyword(q.sql); kw == "discard" || kw == "deallocate" {
 			s.c.ForgetAll() // the caller throws our statements away with its own
@@ -143,7 +143,7 @@ func (ex *Executor) start(ctx context.Context, sql string, args []any) *rows {
 	r := s.newRows()
 	r.conn, r.pooled = s.c.Conn(), s.pooled
 	q := readCall(sql, args)
-	if q.rewriter == nil && q.isPgx(false) {
+	if q.isPgx(false) {
 		ex.counters.passed.Add(1)
 		inner, err := s.pooled.Query(ctx, q.sql, q.pgxArgs()...)
 		r.inner = inner

@@ -165,7 +165,7 @@ func (t *tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandT
 		return pgconn.CommandTag{}, err
 	}
 	t.traceBegin(ctx)
-	if q.rewriter == nil && q.isPgx(true) {
+	if q.isPgx(true) {
 		if err := t.flush(ctx); err != nil {
 			return pgconn.CommandTag{}, err
 		}
@@ -223,7 +223,7 @@ func (t *tx) startRows(ctx context.Context, sql string, args []any) *rows {
 		return r
 	}
 	t.traceBegin(ctx)
-	if q.rewriter == nil && q.isPgx(false) {
+	if q.isPgx(false) {
 		if err := t.flush(ctx); err != nil {
 			r.fail(err)
 			return r

@@ -186,7 +186,8 @@ func (ended) Done() <-chan struct{} { return over }
 // settle makes the name of a Parse known if the Parse is proven: by the row description that followed, or, for a statement without rows,
 // by its success. Anything else leaves it unknown, so that the next execution sends Close and Parse.
 func (c *Conn) settle(d *Description, rr *pgconn.ResultReader) {
-	if fields := rr.FieldDescriptions(); len(fields) > 0 {
+	// A row may have no columns; then the slice is empty, and not nil.
+	if fields := rr.FieldDescriptions(); fields != nil {
 		c.learned(d, fields)
 		return
 	}
