@@ -46,7 +46,7 @@ func notifyServer(b *testing.B) *postgres.Database {
 func BenchmarkNotify(b *testing.B) {
 	db := notifyServer(b)
 	for _, listeners := range []int{0, 100} {
-		for _, c := range []struct{ publishers, ops int }{{1, 400}, {4, 1200}, {32, 2400}} {
+		for _, c := range []struct{ publishers, ops int }{{1, 150}, {4, 500}, {32, 1600}} {
 			b.Run(fmt.Sprintf("publishers=%d/listeners=%d", c.publishers, listeners), func(b *testing.B) {
 				for range listeners {
 					idleListener(b, db.URL)
@@ -96,7 +96,7 @@ func idleListener(b *testing.B, url string) {
 }
 
 // settle is the pause before each arm, in which listeners read what the arm before has sent.
-const settle = 200 * time.Millisecond
+const settle = 50 * time.Millisecond
 
 // ratios is paired for any pairs of arms, not only for those with the last one.
 func ratios(b *testing.B, clients, ops int, arms []arm, pairs [][2]string) {

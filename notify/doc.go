@@ -12,4 +12,25 @@
 // notification can be lost (a sender that dies between a commit and the statement after it, a server crash: nothing of
 // NOTIFY is in the WAL), merged with its like, doubled, or carry an empty payload in place of many. So a handler looks at
 // the tables: the event only says where.
+//
+// # How delivery is proven
+//
+// A note with a random token is sent through the pool, that is by another session, to a channel that only this connection
+// listens on. If it comes back, LISTEN works on this path; it is repeated as a heartbeat. If the connection goes through
+// a pooler (the pid it was given is not the server's), a second connection first finds out whether both are served by the
+// same servers; if so nothing is listened on at all, for the LISTEN would stay on a server that belongs to others.
+//
+// PgBouncer that is told to change from session to transaction mode keeps a listening client's server until the next
+// message passes: one notification still arrives, then none. The heartbeat notices.
+//
+// # Limits
+//
+//   - Up to PostgreSQL 18 every notifying commit wakes every listening connection of the database, whatever its channel.
+//     A process needs one: see [Listener.Share].
+//   - The listener dials with the pool's ConnConfig and BeforeConnect, or with Direct. AfterConnect is not applied.
+//   - A pooler in session mode gives the listener a server for itself, and the note needs another one from the pool.
+//   - idle_session_timeout ends a listening session like any other. It is reopened and resynced.
+//   - On a standby LISTEN is refused: the handlers are polled.
+//   - A queue that was full stays full on PostgreSQL 13 and later, although its slowest reader has caught up, until
+//     somebody asks for pg_notification_queue_usage. The sender and the heartbeat do.
 package notify

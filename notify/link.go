@@ -112,17 +112,17 @@ func (k *link) open(ctx context.Context, s *session) {
 		return
 	}
 	s.attempt++
-	if refused := k.establish(ctx, s); refused != nil && ctx.Err() == nil {
-		s.close()
+	refused := k.establish(ctx, s)
+	switch {
+	case ctx.Err() != nil:
+		k.dismiss(s) // half established at best: whoever goes on starts over
+	case refused != nil:
 		s.wait = k.retry.Delay(s.attempt)
 		if refused.settled {
 			s.wait = backoff.Spread(k.cfg.Reprove, 0.2)
 		}
 		k.set(refused.state, refused.reason, refused.err)
-		return
-	}
-	if ctx.Err() != nil {
-		s.close() // half established: the next one starts over
+		k.dismiss(s)
 	}
 }
 
@@ -134,10 +134,6 @@ func (k *link) pause(ctx context.Context, d time.Duration) error {
 }
 
 func (k *link) lost(s *session, err error) {
-	if !s.conn.IsClosed() {
-		k.unlisten(s) // a pooler that changed its mode has given our server to others
-	}
-	s.close()
 	if time.Since(s.opened) > k.cfg.ReconnectMax {
 		s.attempt = 0 // a connection that lived is not part of a series of failures
 	}
@@ -147,6 +143,15 @@ func (k *link) lost(s *session, err error) {
 	k.status.Losses++
 	k.mu.Unlock()
 	k.set(Disconnected, "connection lost", err)
+	k.dismiss(s)
+}
+
+// dismiss ends a connection, after the state has been told: saying goodbye may take a while.
+func (k *link) dismiss(s *session) {
+	if s.conn != nil {
+		k.unlisten(s)
+		s.close()
+	}
 }
 
 // interruptible returns a context that ends at deadline, or as soon as somebody calls interruptLocked.

@@ -148,7 +148,6 @@ func (k *link) establish(ctx context.Context, s *session) *refusal {
 	late, cancelLate := context.WithTimeout(ctx, k.cfg.HeartbeatTimeout*9/20)
 	defer cancelLate()
 	if refused := k.prove(late, s); refused != nil {
-		k.unlisten(s)
 		return refused
 	}
 	k.proven(s)
@@ -225,7 +224,6 @@ func (k *link) listenRefused(s *session, err error) *refusal {
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.Is(err, errMoved):
-		k.unlisten(s)
 		return &refusal{state: Isolated, reason: "LISTEN cannot work", err: err, settled: true}
 	case errors.As(err, &pgErr) && !s.conn.IsClosed():
 		// 58P01, for example: the queue holds an entry whose transaction status was vacuumed away (before the minor releases
