@@ -136,7 +136,9 @@ func FuzzOptions(f *testing.F) {
 		if !ok {
 			return
 		}
-		if _, err := conn.Query(context.Background(), "select 1", plain...); !errors.Is(err, errRecorded) {
+		rows, err := conn.Query(context.Background(), "select 1", plain...)
+		rows.Close()
+		if !errors.Is(err, errRecorded) {
 			t.Fatalf("%v: pgx says %v", plain, err)
 		}
 		for _, other := range recorders {

@@ -50,16 +50,16 @@ func TestLostStatementAndNoOtherConnection(t *testing.T) {
 			var pgErr *pgconn.PgError
 			var connectErr *pgconn.ConnectError
 			var lost *executor.PreparedStatementError
-			if op.name == "Exec without arguments" {
+			switch {
+			case op.name == "Exec without arguments": // has no prepared statement to lose
 				if err != nil {
 					t.Errorf("%s, %s: %v", op.name, name, err)
 				}
-			} else if op.name == "batch that begins a transaction" {
-				// It is not run again, so it asks for no other connection.
+			case op.name == "batch that begins a transaction": // is not run again, so it asks for no other connection
 				if !errors.As(err, &lost) || !lost.InTx {
 					t.Errorf("%s, %s: %v", op.name, name, err)
 				}
-			} else if !errors.As(err, &pgErr) || !errors.As(err, &connectErr) || errors.Is(err, executor.ErrCommitUnknown) || errors.Is(err, errWrong) {
+			case !errors.As(err, &pgErr) || !errors.As(err, &connectErr) || errors.Is(err, executor.ErrCommitUnknown) || errors.Is(err, errWrong):
 				t.Errorf("%s, %s: %v", op.name, name, err)
 			}
 			for _, sql := range op.sqls {

@@ -141,7 +141,7 @@ func (w *wire) answersRightly(d *prepare.Description) error {
 	for n := 100; n < 103; n++ {
 		got, err := w.run(w.t.Context(), prepare.Execution{Description: d, Args: []any{n}})
 		if err != nil || got != fmt.Sprint(n) {
-			return fmt.Errorf("the next statement answered %q, %v instead of %d", got, err, n)
+			return fmt.Errorf("the next statement answered %q instead of %d, %w", got, n, err)
 		}
 	}
 	return nil

@@ -266,15 +266,15 @@ func (c *client) find(name string) (*parsed, error) {
 	}
 }
 
-// answered says that an error was the answer and the connection goes on.
-var answered = fmt.Errorf("pgscript: answered with an error")
+// errAnswered says that an error was the answer and the connection goes on.
+var errAnswered = fmt.Errorf("pgscript: answered with an error")
 
 // failed is fail for a caller that has to end too.
 func (c *client) failed(e *pgproto3.ErrorResponse) error {
 	if err := c.fail(e); err != nil {
 		return err
 	}
-	return answered
+	return errAnswered
 }
 
 func (c *client) bind(m *pgproto3.Bind) error {
@@ -302,9 +302,9 @@ func (c *client) bind(m *pgproto3.Bind) error {
 	return nil
 }
 
-// unanswered hides answered: the connection goes on.
+// unanswered hides errAnswered: the connection goes on.
 func unanswered(err error) error {
-	if err == answered { //nolint:errorlint // its own sentinel, never wrapped
+	if err == errAnswered { //nolint:errorlint // its own sentinel, never wrapped
 		return nil
 	}
 	return err
