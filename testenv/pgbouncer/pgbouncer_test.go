@@ -2,6 +2,7 @@ package pgbouncer_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -141,7 +142,7 @@ func TestMaxPreparedStatementsByVersion(t *testing.T) {
 			if version == "1.15" || version == "1.18" {
 				want = "" // no such setting
 			}
-			t.Run(version, func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/%d", version, given), func(t *testing.T) {
 				t.Parallel()
 				b := pgbouncer.Start(t, s, pgbouncer.Options{Version: version, MaxPreparedStatements: given})
 				if got := setting(t, b, "max_prepared_statements"); got != want {

@@ -101,10 +101,7 @@ func killFromFile(ctx context.Context, file string) {
 	if err != nil {
 		return
 	}
-	ours := func() bool {
-		out, err := exec.CommandContext(ctx, "ps", "-p", strconv.Itoa(pid), "-o", "args=").Output()
-		return err == nil && strings.Contains(string(out), filepath.Dir(file))
-	}
+	ours := func() bool { return strings.Contains(commandLine(ctx, pid), filepath.Dir(file)) }
 	p, err := os.FindProcess(pid)
 	if err != nil || !ours() {
 		return
@@ -117,6 +114,15 @@ func killFromFile(ctx context.Context, file string) {
 		}
 	}
 	_ = signalProcess(p, "KILL")
+}
+
+// commandLine returns the command line of a process, empty if there is none.
+func commandLine(ctx context.Context, pid int) string {
+	if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil {
+		return string(line)
+	}
+	out, _ := exec.CommandContext(ctx, "ps", "-p", strconv.Itoa(pid), "-o", "args=").Output() // without /proc
+	return string(out)
 }
 
 // Sweep removes what this process has opened, at once and with its errors; without it the watchdog does so when the
