@@ -252,6 +252,71 @@ func TestCommitThatProvablyDidNotHappen(t *testing.T) {
 	}
 }
 
+// A statement that is lost behind another one of its transaction is the transaction's end: it is not run by itself in another one.
+func TestStatementLostLaterInATransaction(t *testing.T) {
+	t.Parallel()
+	name := prepare.Name(insertB, []uint32{23}, "")
+	for _, sc := range scenes {
+		if sc.o.Kind == pgscript.Raw && sc.policy == executor.Auto {
+			continue // has no names to lose
+		}
+		for _, e := range []*pgproto3.ErrorResponse{
+			pgscript.ServerError("26000", fmt.Sprintf("prepared statement %q does not exist", name), "FetchPreparedStatement"),
+			pgscript.PoolerError("prepared statement did not exist"),
+		} {
+			what := fmt.Sprint(sc.name, ", ", e.Message)
+			losing := func() *scripted {
+				s, _ := newScripted(t, sc.o, executor.Config{PreparedStatements: sc.policy})
+				for range 2 {
+					if o := inTx(t.Context(), s.ex, pgx.TxOptions{}, []string{insertA, insertB}, nil); o.err != nil {
+						t.Fatal(o.err)
+					}
+				}
+				s.b.Define(insertB, pgscript.Statement{Params: []uint32{23}, Tag: "INSERT 0 1", Fail: pgscript.FailTimes(pgscript.Bind, 1, e)})
+				s.b.Reset()
+				return s
+			}
+
+			s := losing()
+			tx, err := s.ex.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), insertA, prepare.Stable, 1); err != nil {
+				t.Fatal(err)
+			}
+			_, err = tx.Exec(t.Context(), insertB, prepare.Stable, 1)
+			var lost *executor.PreparedStatementError
+			if !errors.As(err, &lost) || !lost.InTx || code(err) != e.Code {
+				t.Errorf("%s: %v", what, err)
+			}
+			if _, err := tx.Exec(t.Context(), insertA, prepare.Stable, 1); err == nil {
+				t.Errorf("%s: the transaction goes on", what)
+			}
+			if err := tx.Commit(t.Context()); err == nil || errors.Is(err, executor.ErrCommitUnknown) {
+				t.Errorf("%s: %v", what, err)
+			}
+			if s.b.Committed(insertA)+s.b.Committed(insertB) != 0 {
+				t.Errorf("%s: something of it was committed", what)
+			}
+
+			if err := s.sane(t.Context()); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+
+			s = losing()
+			o := inTx(t.Context(), s.ex, pgx.TxOptions{}, []string{insertA, insertB}, nil)
+			if o.err != nil || o.runs != 2 || o.onCommit != 1 || s.b.Committed(insertA) != 1 || s.b.Committed(insertB) != 1 {
+				t.Errorf("%s, InTx: %v, %d runs, %d OnCommit, committed %d and %d",
+					what, o.err, o.runs, o.onCommit, s.b.Committed(insertA), s.b.Committed(insertB))
+			}
+			if err := s.sane(t.Context()); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	}
+}
+
 // A pooler that had no server to give ran nothing: no riddle, and no second try at once.
 func TestCommitWhenThePoolerIsBusy(t *testing.T) {
 	t.Parallel()

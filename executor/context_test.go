@@ -150,8 +150,17 @@ var questions = []question{
 	}},
 }
 
-// asked asks three questions in ways that use every kind of request, and compares each answer.
+// asked asks questions in ways that use every kind of request, and compares each answer. A group comes first: a single statement does not
+// mind answers that it did not ask for.
 func asked(ctx context.Context, ex *executor.Executor, n int) error {
+	var got int
+	var b pgx.Batch
+	b.Queue(askOnce, n)
+	br := ex.SendBatch(ctx, &b)
+	err := br.QueryRow().Scan(&got)
+	if err = errors.Join(err, br.Close()); err != nil || got != n {
+		return fmt.Errorf("a batch answered %d instead of %d, %w", got, n, err)
+	}
 	for i, sql := range []string{askTwice, askOnce, askTwice} {
 		var got int
 		args := []any{n + i}

@@ -138,6 +138,14 @@ func (w *wire) answersRightly(d *prepare.Description) error {
 	if w.c.PgConn().IsBusy() {
 		return fmt.Errorf("the connection is busy")
 	}
+	// First a group: a single statement does not mind answers that it did not ask for.
+	g := w.c.NewGroup()
+	if err := g.Add(prepare.Execution{Description: d, Args: []any{99}}); err != nil {
+		return err
+	}
+	if got, err := finish(w.t.Context(), g); err != nil || got[0] != "99" {
+		return fmt.Errorf("the next group answered %q instead of 99, %w", got, err)
+	}
 	for n := 100; n < 103; n++ {
 		got, err := w.run(w.t.Context(), prepare.Execution{Description: d, Args: []any{n}})
 		if err != nil || got != fmt.Sprint(n) {
