@@ -153,7 +153,7 @@ func (sp *savepoint) Prepare(ctx context.Context, name, sql string) (*pgconn.Sta
 }
 
 // LargeObjects returns pgx's large objects.
-func (sp *savepoint) LargeObjects() pgx.LargeObjects { return sp.root.LargeObjects() }
+func (sp *savepoint) LargeObjects() pgx.LargeObjects { return largeObjects(sp) }
 
 // Conn returns the connection, after sending BEGIN and SAVEPOINT.
 func (sp *savepoint) Conn() *pgx.Conn { return sp.root.Conn() }

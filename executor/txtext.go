@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"strings"
+	"unsafe"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -106,20 +107,18 @@ func (t *tx) Conn() *pgx.Conn {
 	return t.s.c.Conn()
 }
 
-// LargeObjects returns pgx's large objects, after sending BEGIN: a real pgx.Tx on the same connection, whose own BEGIN is a comment.
-func (t *tx) LargeObjects() pgx.LargeObjects {
-	conn := t.Conn()
-	pgxTx, err := conn.BeginTx(context.Background(), pgx.TxOptions{BeginQuery: "-- within a transaction of the executor"})
-	if err != nil {
-		// The connection is lost. pgx gives a closed transaction, whose methods say so, only by way of a batch.
-		var b pgx.Batch
-		b.BeginTx(pgx.TxOptions{})
-		results := conn.SendBatch(context.Background(), &b)
-		_ = results.Close()
-		return results.Tx().LargeObjects()
-	}
-	return pgxTx.LargeObjects()
+// LargeObjects returns pgx's large objects. Their functions are called by statements of this transaction.
+func (t *tx) LargeObjects() pgx.LargeObjects { return largeObjects(t) }
+
+// largeObjects makes pgx's large objects for a transaction of the executor. pgx makes them for its own transactions only, and those would
+// run their statements in the pool's own mode: by names of pgx's, which a pooler that forwards them loses. A LargeObjects holds its
+// transaction and nothing else; the sizes below differ, and this does not compile, once it holds more, and a test looks at the type.
+func largeObjects(tx pgx.Tx) (objects pgx.LargeObjects) {
+	*(*pgx.Tx)(unsafe.Pointer(&objects)) = tx
+	return objects
 }
+
+var _ = [1]struct{}{}[unsafe.Sizeof(pgx.LargeObjects{})-unsafe.Sizeof(pgx.Tx(nil))]
 
 // Prepare returns the description of sql and makes name stand for it in this transaction. Nothing is prepared under the name on the server,
 // where behind a pooler it would be left behind.
