@@ -29,7 +29,7 @@ func (ex *Executor) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 			return pgx.FailedBatchResults(b, err)
 		}
 		// The batch's first item is BEGIN itself.
-		t.opening, t.pending, t.traced = nil, nil, true
+		t.opening, t.pending, t.unshown = nil, nil, nil
 		br := &batchResults{ex: ex, t: t, begins: true, s: &t.s, b: b, ctx: ctx}
 		br.start()
 		return br
@@ -111,6 +111,9 @@ var _ pgx.BatchResults = (*batchResults)(nil)
 
 // start sends the batch and reads up to the first result, at most twice.
 func (br *batchResults) start() {
+	if len(br.b.QueuedQueries) == 0 {
+		return // not traced, as in pgx
+	}
 	if br.tracer = br.s.c.BatchTracer(); br.tracer != nil {
 		br.ctx = br.tracer.TraceBatchStart(br.ctx, br.s.c.Conn(), pgx.TraceBatchStartData{Batch: br.b})
 	}
@@ -128,9 +131,6 @@ func (br *batchResults) start() {
 		}
 		it.text = len(it.q.args) == 0 && isControl(it.q.sql)
 		br.control = br.control || it.text || mayCommit(it.q.sql)
-	}
-	if len(br.items) == 0 {
-		return
 	}
 	for {
 		failed, err := br.send()

@@ -97,6 +97,9 @@ func (sp *savepoint) unsend() bool {
 	if i := slices.Index(sp.root.opening, text); i >= 0 {
 		sp.root.opening = sp.root.opening[:i]
 	}
+	if i := slices.Index(sp.root.unshown, text); i >= 0 {
+		sp.root.unshown = sp.root.unshown[:i]
+	}
 	return true
 }
 

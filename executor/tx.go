@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -38,7 +39,7 @@ type tx struct {
 
 	opening []string // what has to precede the first statement: BEGIN, and SAVEPOINTs of nested transactions
 	pending []string // texts that ride with the next statement
-	traced  bool     // BEGIN was shown to the tracer
+	unshown []string // of opening, what the tracer has not been shown yet
 	begun   bool     // BEGIN has arrived
 	virgin  bool     // no statement has run, so the first one can be redone
 	unnamed bool     // the second run of InTx, which no lost name is to end again
@@ -77,7 +78,11 @@ func (ex *Executor) begin(ctx context.Context, opts pgx.TxOptions) (*tx, error) 
 		return nil, err
 	}
 	begin := beginText(opts)
-	return &tx{ex: ex, s: s, opts: opts, opening: []string{begin}, pending: []string{begin}, virgin: true}, nil
+	t := &tx{ex: ex, s: s, opts: opts, opening: []string{begin}, pending: []string{begin}, virgin: true}
+	if s.c.QueryTracer() != nil {
+		t.unshown = []string{begin}
+	}
+	return t, nil
 }
 
 // InTx runs f in a transaction and commits it, or rolls it back if f fails or panics. f is run a second time, once, when the transaction
@@ -265,6 +270,9 @@ func (t *tx) nest(parent nestable) *savepoint {
 	sp := &savepoint{root: t, parent: parent, name: "sp_" + strconv.Itoa(t.savepoints)}
 	text := "savepoint " + sp.name
 	t.pending = append(t.pending, text)
+	if t.s.c.QueryTracer() != nil {
+		t.unshown = append(t.unshown, text)
+	}
 	if t.virgin {
 		t.opening = append(t.opening[:len(t.opening):len(t.opening)], text)
 	}
@@ -293,26 +301,36 @@ func (t *tx) release() {
 	}
 }
 
-// traceBegin shows BEGIN to the tracer, in front of the statement it rides with.
+// traceBegin shows BEGIN and SAVEPOINTs to the tracer, in front of the statement they ride with.
 func (t *tx) traceBegin(ctx context.Context) {
-	if t.traced {
-		return
+	for _, text := range t.unshown {
+		tag := "BEGIN"
+		if strings.HasPrefix(text, "savepoint ") {
+			tag = "SAVEPOINT"
+		}
+		t.traceText(ctx, text, tag, nil)
 	}
-	t.traced = true
-	t.traceText(ctx, beginText(t.opts), "BEGIN", nil)
+	t.unshown = nil
 }
 
-// traceText shows a text of the executor's own to the tracer.
+// traceText shows to the tracer a text of the executor's own that rides with something else.
 func (t *tx) traceText(ctx context.Context, sql, tag string, err error) {
+	_, end := t.traceStart(ctx, sql)
+	if err != nil {
+		tag = ""
+	}
+	end(pgconn.NewCommandTag(tag), err)
+}
+
+// traceStart shows the tracer that a text of the executor's own begins. The context that comes back is for running it.
+func (t *tx) traceStart(ctx context.Context, sql string) (_ context.Context, end func(pgconn.CommandTag, error)) {
 	tracer := t.s.c.QueryTracer()
 	if tracer == nil {
-		return
+		return ctx, func(pgconn.CommandTag, error) {}
 	}
 	conn := t.s.c.Conn()
 	ctx = tracer.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: sql})
-	end := pgx.TraceQueryEndData{Err: err}
-	if err == nil {
-		end.CommandTag = pgconn.NewCommandTag(tag)
+	return ctx, func(tag pgconn.CommandTag, err error) {
+		tracer.TraceQueryEnd(ctx, conn, pgx.TraceQueryEndData{CommandTag: tag, Err: err})
 	}
-	tracer.TraceQueryEnd(ctx, conn, end)
 }

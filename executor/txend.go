@@ -55,13 +55,14 @@ func (t *tx) commitText() string {
 
 // commitAlone sends COMMIT by itself.
 func (t *tx) commitAlone(ctx context.Context) error {
-	tag, err := simpleExec(ctx, t.s.c.PgConn(), t.commitText())
+	traced, end := t.traceStart(ctx, t.commitText())
+	tag, err := simpleExec(traced, t.s.c.PgConn(), t.commitText())
+	end(tag, err)
 	if err == nil && tag.String() == "ROLLBACK" {
-		err = pgx.ErrTxCommitRollback
+		return pgx.ErrTxCommitRollback
 	}
-	t.traceText(ctx, t.commitText(), "COMMIT", err)
-	if err == nil || errors.Is(err, pgx.ErrTxCommitRollback) {
-		return err
+	if err == nil {
+		return nil
 	}
 	return t.commitFailed(ctx, &attempt{stage: stageSent, runs: maxRuns}, fallback.PhaseCommit, err)
 }
@@ -278,8 +279,9 @@ func (t *tx) Rollback(ctx context.Context) error {
 		return nil
 	}
 	pg := t.s.c.PgConn()
-	_, err := simpleExec(ctx, pg, "rollback")
-	t.traceText(ctx, "rollback", "ROLLBACK", err)
+	traced, end := t.traceStart(ctx, "rollback")
+	tag, err := simpleExec(traced, pg, "rollback")
+	end(tag, err)
 	if err != nil {
 		// The connection's state is not known; the pool must not lend it again.
 		_ = pg.Close(ctx)
