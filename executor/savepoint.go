@@ -46,10 +46,12 @@ func (sp *savepoint) Begin(context.Context) (pgx.Tx, error) {
 }
 
 // Queue implements [Tx].
-func (sp *savepoint) Queue(sql string, args ...any) {
-	if !sp.done() {
-		sp.queue = append(sp.queue, readCall(sql, args))
+func (sp *savepoint) Queue(sql string, args ...any) error {
+	if sp.done() {
+		return pgx.ErrTxClosed
 	}
+	sp.queue = append(sp.queue, readCall(sql, args))
+	return nil
 }
 
 // OnCommit implements [Tx].

@@ -23,8 +23,8 @@ type Tx interface {
 	// Queue adds a statement, with the arguments and options of Exec, that is sent together with COMMIT. Its error is Commit's, and rolls
 	// back the transaction. A transaction of nothing but queued statements, with default options, is one round trip without BEGIN and
 	// COMMIT, also behind a pooler in statement mode. In a nested transaction the queue moves to the parent on Commit and is dropped on
-	// Rollback.
-	Queue(sql string, args ...any)
+	// Rollback. The only error of Queue itself is pgx.ErrTxClosed: the transaction has ended, and nothing will be sent.
+	Queue(sql string, args ...any) error
 
 	// OnCommit adds a function that runs after the outermost transaction's confirmed commit, in the order of the calls, on the goroutine of
 	// Commit. It is dropped on rollback, and when the outcome of COMMIT is unknown.
@@ -147,10 +147,12 @@ func beginText(o pgx.TxOptions) string {
 }
 
 // Queue implements [Tx].
-func (t *tx) Queue(sql string, args ...any) {
-	if !t.closed {
-		t.queue = append(t.queue, readCall(sql, args))
+func (t *tx) Queue(sql string, args ...any) error {
+	if t.closed {
+		return pgx.ErrTxClosed
 	}
+	t.queue = append(t.queue, readCall(sql, args))
+	return nil
 }
 
 // OnCommit implements [Tx].

@@ -47,9 +47,7 @@ func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	}
 	if !c.keyed {
 		sql, args := c.statement(s.sql, nil)
-		etx.Queue(sql, args...)
-		etx.OnCommit(s.Wake)
-		return nil
+		return queue(etx, s.Wake, sql, args...)
 	}
 	k, err := s.transactions.keysOf(etx, c)
 	if err != nil {
@@ -57,12 +55,21 @@ func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	}
 	if k.first == nil {
 		k.first = c
-		etx.Queue(s.sql.publishOne, prepare.Stable, &publication{s: s, c: c, keys: k})
-		etx.OnCommit(func() { s.transactions.forget(etx); s.Wake() })
-		return nil
+		committed := func() { s.transactions.forget(etx); s.Wake() }
+		return queue(etx, committed, s.sql.publishOne, prepare.Stable, &publication{s: s, c: c, keys: k})
 	}
 	sql, args := c.statement(s.sql, nil)
-	etx.Queue(sql, args...)
+	return queue(etx, nil, sql, args...)
+}
+
+// queue adds a publishing statement to the transaction, and committed to what runs after its commit.
+func queue(tx executor.Tx, committed func(), sql string, args ...any) error {
+	if err := tx.Queue(sql, args...); err != nil {
+		return fmt.Errorf("outbox: publish: %w", err)
+	}
+	if committed != nil {
+		tx.OnCommit(committed)
+	}
 	return nil
 }
 
