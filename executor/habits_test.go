@@ -28,7 +28,7 @@ type transcript struct {
 	strings.Builder
 }
 
-func (s *transcript) say(format string, args ...any) { fmt.Fprintf(s, format+"\n", args...) }
+func (s *transcript) say(format string, args ...any) { _, _ = fmt.Fprintf(s, format+"\n", args...) }
 
 // err says what an error is: a server's by its code and text, any other by its text.
 func (s *transcript) err(what string, err error) {
@@ -178,8 +178,11 @@ var queryHabits = []habit{
 	}},
 	{"result formats", func(ctx context.Context, s *transcript, db starter) {
 		for _, option := range []any{
-			pgx.QueryResultFormats{pgx.TextFormatCode, pgx.BinaryFormatCode}, pgx.QueryResultFormats{pgx.TextFormatCode}, pgx.QueryResultFormats{pgx.BinaryFormatCode},
-			pgx.QueryResultFormatsByOID{pgtype.Int4OID: pgx.TextFormatCode, pgtype.TextOID: pgx.BinaryFormatCode}, pgx.QueryResultFormatsByOID{pgtype.Int4OID: pgx.BinaryFormatCode},
+			pgx.QueryResultFormats{pgx.TextFormatCode, pgx.BinaryFormatCode},
+			pgx.QueryResultFormats{pgx.TextFormatCode},
+			pgx.QueryResultFormats{pgx.BinaryFormatCode},
+			pgx.QueryResultFormatsByOID{pgtype.Int4OID: pgx.TextFormatCode, pgtype.TextOID: pgx.BinaryFormatCode},
+			pgx.QueryResultFormatsByOID{pgtype.Int4OID: pgx.BinaryFormatCode},
 		} {
 			for _, args := range [][]any{{option, 5}, {option, prepare.Stable, 5}, {pgx.QueryExecModeCacheDescribe, option, 5}} {
 				rows, err := db.Query(ctx, "select $1::int, 'abc'::text", args...)

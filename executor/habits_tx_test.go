@@ -84,8 +84,12 @@ var txHabits = []habit{
 	}},
 	{"options", func(ctx context.Context, s *transcript, db starter) {
 		for _, o := range []pgx.TxOptions{
-			{IsoLevel: pgx.Serializable, AccessMode: pgx.ReadOnly, DeferrableMode: pgx.Deferrable}, {AccessMode: pgx.ReadOnly}, {IsoLevel: pgx.RepeatableRead},
-			{BeginQuery: "begin isolation level serializable", CommitQuery: "commit and no chain"}, {BeginQuery: "begin what"}, {CommitQuery: "commit what"},
+			{IsoLevel: pgx.Serializable, AccessMode: pgx.ReadOnly, DeferrableMode: pgx.Deferrable},
+			{AccessMode: pgx.ReadOnly},
+			{IsoLevel: pgx.RepeatableRead},
+			{BeginQuery: "begin isolation level serializable", CommitQuery: "commit and no chain"},
+			{BeginQuery: "begin what"},
+			{CommitQuery: "commit what"},
 		} {
 			tx, err := db.BeginTx(ctx, o)
 			if err != nil {

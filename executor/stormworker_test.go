@@ -45,9 +45,18 @@ func (w *worker) work(ctx context.Context, stop <-chan struct{}) {
 		explicit bool
 		do       func(context.Context) error
 	}{
-		{"read", false, w.read}, {"read", false, w.read}, {"read", false, w.read}, {"add", false, w.add}, {"addOne", false, w.addOne},
-		{"series", false, w.series}, {"batch", false, w.batch}, {"silent batch", false, w.silentBatch}, {"inTx", false, w.inTx},
-		{"queue", false, w.queue}, {"copy", false, w.copy}, {"explicit", true, w.explicit},
+		{"read", false, w.read},
+		{"read", false, w.read},
+		{"read", false, w.read},
+		{"add", false, w.add},
+		{"addOne", false, w.addOne},
+		{"series", false, w.series},
+		{"batch", false, w.batch},
+		{"silent batch", false, w.silentBatch},
+		{"inTx", false, w.inTx},
+		{"queue", false, w.queue},
+		{"copy", false, w.copy},
+		{"explicit", true, w.explicit},
 	}
 	for {
 		select {

@@ -96,11 +96,24 @@ func TestProbeWithASingleConnection(t *testing.T) {
 		statementTracked: {Pooler: fallback.PoolerPgBouncer, Mode: fallback.ModeStatement, Tracks: true},
 	}
 	for _, p := range []place{
-		{direct, "", "13"}, {direct, "", "18"},
-		{session, "1.15", "13"}, {raw, "1.15", "13"}, {statement, "1.15", "13"},
-		{session, "1.18", "15"}, {raw, "1.18", "15"}, {statement, "1.18", "15"},
-		{session, "1.24", "17"}, {raw, "1.24", "17"}, {tracked, "1.24", "17"}, {statement, "1.24", "17"}, {statementTracked, "1.24", "17"},
-		{session, "1.26", "18"}, {raw, "1.26", "18"}, {tracked, "1.26", "18"}, {statement, "1.26", "18"}, {statementTracked, "1.26", "18"},
+		{direct, "", "13"},
+		{direct, "", "18"},
+		{session, "1.15", "13"},
+		{raw, "1.15", "13"},
+		{statement, "1.15", "13"},
+		{session, "1.18", "15"},
+		{raw, "1.18", "15"},
+		{statement, "1.18", "15"},
+		{session, "1.24", "17"},
+		{raw, "1.24", "17"},
+		{tracked, "1.24", "17"},
+		{statement, "1.24", "17"},
+		{statementTracked, "1.24", "17"},
+		{session, "1.26", "18"},
+		{raw, "1.26", "18"},
+		{tracked, "1.26", "18"},
+		{statement, "1.26", "18"},
+		{statementTracked, "1.26", "18"},
 	} {
 		t.Run(p.String(), func(t *testing.T) {
 			t.Parallel()
