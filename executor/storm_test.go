@@ -112,7 +112,9 @@ func TestStormSwitch(t *testing.T) {
 			})
 			s.end(t)
 			s.crews[executor.Auto].stays(t, "undecided > unprepared > named > unprepared")
-			if route := s.crews[executor.Shared].route(); !strings.HasPrefix(route, "undecided > shared > unprepared > named > unprepared") {
+			// Where the neighbour makes too many names missing, shared may give up in between, and try again.
+			if route := s.crews[executor.Shared].route(); !strings.HasPrefix(route, "undecided > shared > unprepared > ") ||
+				strings.Count(route, "named") != 1 || !strings.Contains(route, " > named > unprepared") {
 				t.Errorf("shared: %s", route)
 			}
 		})
