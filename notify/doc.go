@@ -26,7 +26,8 @@
 // # Limits
 //
 //   - Up to PostgreSQL 18 every notifying commit wakes every listening connection of the database, whatever its channel.
-//     A process needs one: see [Listener.Share].
+//     A process needs one: see [Listener.Share]. The sender notices by what its statements take and sends them less often:
+//     see SenderConfig.MaxStretch.
 //   - The listener dials with the pool's ConnConfig and BeforeConnect, or with Direct. AfterConnect is not applied.
 //   - A pooler in session mode gives the listener a server for itself, and the note needs another one from the pool.
 //   - idle_session_timeout ends a listening session like any other. It is reopened and resynced.

@@ -29,6 +29,12 @@ type SenderConfig struct {
 	// window however much it publishes. A lone notification does not wait for it. Defaults to 10ms; at least 1ms.
 	Window time.Duration
 
+	// MaxStretch bounds how much longer than Window the wait between two statements becomes when the server, the network
+	// or the pool is slow: nine times what the last statement took, so that notifying is a tenth of the time at most. It is
+	// what keeps a server with many listeners, all of which a notifying commit wakes, from spending itself on them.
+	// Defaults to 100ms; negative means no stretching.
+	MaxStretch time.Duration
+
 	// MaxPayload is the longest payload accepted, in bytes. Defaults to [MaxPayload], which it cannot exceed.
 	MaxPayload int
 
@@ -56,6 +62,9 @@ type SenderConfig struct {
 func (c SenderConfig) resolve() (SenderConfig, error) {
 	if c.Window == 0 {
 		c.Window = 10 * time.Millisecond
+	}
+	if c.MaxStretch == 0 {
+		c.MaxStretch = 100 * time.Millisecond
 	}
 	if c.MaxPayload == 0 {
 		c.MaxPayload = MaxPayload
@@ -129,8 +138,10 @@ type Sender struct {
 	working  bool       // a worker exists
 	closed   bool
 	attempts int           // left to a closing Sender
+	drains   int           // calls of Flush and Close that wait
 	ripen    bool          // deferred notes go out without their wait
 	last     time.Time     // start of the last statement
+	stretch  time.Time     // no statement before: the last one was slow
 	lastTx   time.Time     // of the last notification in a publisher's transaction
 	resume   time.Time     // no statement before: backoff after a failure
 	failures int           // in a row

@@ -210,6 +210,50 @@ func TestSlowServerMeansFewerStatementsNotMoreAtOnce(t *testing.T) {
 	})
 }
 
+// A statement that takes long costs the server, and whoever shares the pool: it is sent less often, within bounds.
+func TestSlowStatementsStretchTheWindow(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		takes, stretch time.Duration
+		want           int64 // between the starts, in milliseconds
+	}{
+		{0, 0, 10},
+		{time.Millisecond, 0, 10},
+		{3 * time.Millisecond, 0, 30},
+		{50 * time.Millisecond, 0, 150},
+		{50 * time.Millisecond, 20 * time.Millisecond, 70},
+		{3 * time.Millisecond, -1, 10},
+	} {
+		t.Run(fmt.Sprint(c.takes, c.stretch), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db := newFakeDB()
+				db.hook = func(context.Context, int) error { time.Sleep(c.takes); return nil }
+				s := newSender(t, db, notify.SenderConfig{MaxStretch: c.stretch})
+				for range 1000 {
+					notifyAll(t, s, "a", "1")
+					time.Sleep(time.Millisecond)
+				}
+				got := db.times()
+				if d := got[3] - got[2]; d != c.want {
+					t.Errorf("statements %dms apart, want %dms", d, c.want)
+				}
+				time.Sleep(time.Second)
+				n := len(db.times())
+				start := time.Now()
+				notifyAll(t, s, "a", "lone") // a lone one goes out at once all the same
+				synctest.Wait()
+				if len(db.times()) != n+1 || time.Since(start) != 0 {
+					t.Error("a lone notification waited")
+				}
+				if err := s.Close(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
 func TestNotifyNeverWaitsForTheServer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -70,8 +70,10 @@ func (s *Sender) nextLocked() (wait time.Duration, left bool) {
 	default:
 		return 0, false
 	}
-	if due.Before(s.resume) {
-		due = s.resume
+	for _, notBefore := range []time.Time{s.resume, s.stretch} {
+		if due.Before(notBefore) {
+			due = notBefore
+		}
 	}
 	return time.Until(due), true
 }
@@ -114,6 +116,7 @@ func (s *Sender) takeLocked() []note {
 func (s *Sender) round(batch []note, sql string) {
 	start := time.Now()
 	sent, err := s.send(batch, sql)
+	took := time.Since(start)
 	if err == nil {
 		s.wakeSubscribers(batch)
 	}
@@ -124,7 +127,7 @@ func (s *Sender) round(batch []note, sql string) {
 	if err == nil {
 		s.done++
 		if sent > 0 {
-			s.succeededLocked(sent, time.Since(start))
+			s.succeededLocked(sent, took)
 		}
 	} else {
 		s.failedLocked(batch, err)
@@ -176,6 +179,9 @@ func (s *Sender) succeededLocked(sent int, took time.Duration) {
 	s.stats.Statements++
 	s.stats.Sent += int64(sent)
 	s.stats.LastLatency = took
+	if s.drains == 0 {
+		s.stretch = time.Now().Add(min(9*took, s.cfg.MaxStretch))
+	}
 	s.stats.LastError = nil
 	if s.failures > 0 {
 		s.cfg.Logger.LogAttrs(s.ctx, slog.LevelInfo, "notify: sending works again", slog.Int("failures", s.failures))
@@ -227,7 +233,7 @@ func (s *Sender) roundEndedLocked() {
 }
 
 // Flush returns when everything accepted before the call has been sent. It cuts a wait for the next attempt short, and
-// that of [Sender.NotifyTx], but not the window. When ctx ends first it returns an error that wraps both its cause and the last failure, if any; the
+// those of [Sender.NotifyTx] and MaxStretch, but not the window. When ctx ends first it returns an error that wraps both its cause and the last failure, if any; the
 // notifications stay queued.
 func (s *Sender) Flush(ctx context.Context) error {
 	if err := s.drain(ctx); err != nil {
@@ -276,8 +282,9 @@ func (s *Sender) drain(ctx context.Context) error {
 	if len(s.pending.notes)+len(s.deferred.notes) > 0 {
 		target++
 	}
-	s.resume = time.Time{}
+	s.resume, s.stretch = time.Time{}, time.Time{}
 	s.ripen = len(s.deferred.notes) > 0
+	s.drains++
 	s.kickWorker()
 	for s.done < target && s.working {
 		changed := s.changed
@@ -286,6 +293,7 @@ func (s *Sender) drain(ctx context.Context) error {
 		case <-changed:
 		case <-ctx.Done():
 			s.mu.Lock()
+			s.drains--
 			lastErr := s.stats.LastError
 			s.mu.Unlock()
 			if lastErr != nil {
@@ -295,6 +303,7 @@ func (s *Sender) drain(ctx context.Context) error {
 		}
 		s.mu.Lock()
 	}
+	s.drains--
 	s.mu.Unlock()
 	return nil
 }
