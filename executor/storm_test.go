@@ -120,3 +120,27 @@ func TestStormSwitch(t *testing.T) {
 		})
 	}
 }
+
+// The administrator changes session pooling to transaction pooling while everybody works: names that were right are lost on all connections
+// at once.
+func TestStormModeChange(t *testing.T) {
+	for _, p := range []place{{session, "1.18", "15"}, {session, "1.24", "17"}} {
+		t.Run(p.String(), func(t *testing.T) {
+			s := newStorm(t, p, func(o *pgbouncer.Options) { o.PoolSize = 60 })
+			s.begin(t)
+			named := func() bool {
+				return s.crews[executor.Auto].ex.Stats().Named > 10*stormWorkers && s.crews[executor.Shared].ex.Stats().Named > 10*stormWorkers
+			}
+			if !s.until(t, 30*time.Second, named) {
+				t.Error("session pooling: names are not used")
+			}
+			s.b.Reload(t, map[string]string{"pool_mode": "transaction", "default_pool_size": "60"})
+			s.wait(t)
+			s.end(t)
+			s.crews[executor.Auto].stays(t, "undecided > named > unprepared")
+			if route := s.crews[executor.Shared].route(); !strings.HasPrefix(route, "undecided > named > shared") {
+				t.Errorf("shared: %s", route)
+			}
+		})
+	}
+}
