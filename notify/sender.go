@@ -30,9 +30,9 @@ type SenderConfig struct {
 	Window time.Duration
 
 	// MaxStretch bounds how much longer than Window the wait between two statements becomes when the server, the network
-	// or the pool is slow: nine times what the last statement took, so that notifying is a tenth of the time at most. It is
-	// what keeps a server with many listeners, all of which a notifying commit wakes, from spending itself on them.
-	// Defaults to 100ms; negative means no stretching.
+	// or the pool is slow for some time: nine times what the quickest of the last eight statements took, so that notifying
+	// is a tenth of the time at most. It is what keeps a server with many listeners, all of which a notifying commit wakes,
+	// from spending itself on them. Defaults to 50ms; negative means no stretching.
 	MaxStretch time.Duration
 
 	// MaxPayload is the longest payload accepted, in bytes. Defaults to [MaxPayload], which it cannot exceed.
@@ -64,7 +64,7 @@ func (c SenderConfig) resolve() (SenderConfig, error) {
 		c.Window = 10 * time.Millisecond
 	}
 	if c.MaxStretch == 0 {
-		c.MaxStretch = 100 * time.Millisecond
+		c.MaxStretch = 50 * time.Millisecond
 	}
 	if c.MaxPayload == 0 {
 		c.MaxPayload = MaxPayload
@@ -137,16 +137,17 @@ type Sender struct {
 	sending  int        // notes in the statement under way
 	working  bool       // a worker exists
 	closed   bool
-	attempts int           // left to a closing Sender
-	drains   int           // calls of Flush and Close that wait
-	ripen    bool          // deferred notes go out without their wait
-	last     time.Time     // start of the last statement
-	stretch  time.Time     // no statement before: the last one was slow
-	lastTx   time.Time     // of the last notification in a publisher's transaction
-	resume   time.Time     // no statement before: backoff after a failure
-	failures int           // in a row
-	done     uint64        // rounds finished with success
-	changed  chan struct{} // closed and replaced when a round ends
+	attempts int              // left to a closing Sender
+	drains   int              // calls of Flush and Close that wait
+	ripen    bool             // deferred notes go out without their wait
+	last     time.Time        // start of the last statement
+	took     [8]time.Duration // by the last statements
+	stretch  time.Time        // no statement before: they were slow
+	lastTx   time.Time        // of the last notification in a publisher's transaction
+	resume   time.Time        // no statement before: backoff after a failure
+	failures int              // in a row
+	done     uint64           // rounds finished with success
+	changed  chan struct{}    // closed and replaced when a round ends
 	subs     map[string][]*subscriber
 	stats    SenderStats
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -179,8 +180,10 @@ func (s *Sender) succeededLocked(sent int, took time.Duration) {
 	s.stats.Statements++
 	s.stats.Sent += int64(sent)
 	s.stats.LastLatency = took
+	// The quickest of several: one slow statement is an accident, and no reason to be late with the next.
+	s.took[s.stats.Statements%int64(len(s.took))] = took
 	if s.drains == 0 {
-		s.stretch = time.Now().Add(min(9*took, s.cfg.MaxStretch))
+		s.stretch = time.Now().Add(min(9*slices.Min(s.took[:]), s.cfg.MaxStretch))
 	}
 	s.stats.LastError = nil
 	if s.failures > 0 {
