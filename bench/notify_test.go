@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,12 +47,12 @@ func notifyServer(b *testing.B) *postgres.Database {
 func BenchmarkNotify(b *testing.B) {
 	db := notifyServer(b)
 	for _, listeners := range []int{0, 100} {
-		for _, c := range []struct{ publishers, ops int }{{1, 150}, {4, 500}, {32, 1600}} {
-			b.Run(fmt.Sprintf("publishers=%d/listeners=%d", c.publishers, listeners), func(b *testing.B) {
+		for _, publishers := range []int{1, 4, 32} {
+			b.Run(fmt.Sprintf("publishers=%d/listeners=%d", publishers, listeners), func(b *testing.B) {
 				for range listeners {
 					idleListener(b, db.URL)
 				}
-				p := pool(b, db.URL, c.publishers)
+				p := pool(b, db.URL, publishers)
 				sender, err := notify.NewSender(p, notify.SenderConfig{Logger: quiet})
 				if err != nil {
 					b.Fatal(err)
@@ -68,7 +69,7 @@ func BenchmarkNotify(b *testing.B) {
 				nothing := func() error { return nil }
 				const plain = `insert into news (payload) values ($1)`
 				coalesced := insert(plain, func() error { return sender.Notify("news", "") })
-				ratios(b, c.publishers, c.ops, []arm{
+				ratios(b, publishers, []arm{
 					{"none", insert(plain, nothing)},
 					{"coalesced", coalesced},
 					{"every", insert(`with e as (insert into news (payload) values ($1) returning id) select pg_notify('news', id::text) from e`, nothing)},
@@ -95,25 +96,50 @@ func idleListener(b *testing.B, url string) {
 	}
 }
 
-// settle is the pause before each arm, in which listeners read what the arm before has sent.
-const settle = 50 * time.Millisecond
+const (
+	slice  = 300 * time.Millisecond // of one arm in one round
+	settle = 50 * time.Millisecond  // before each, in which listeners read what the arm before has sent
+)
 
-// ratios is paired for any pairs of arms, not only for those with the last one.
-func ratios(b *testing.B, clients, ops int, arms []arm, pairs [][2]string) {
+// rate runs an arm for a slice and returns its operations a second.
+func rate(b *testing.B, a arm, clients int) float64 {
 	b.Helper()
-	ctx := b.Context()
+	var n atomic.Int64
+	var wg sync.WaitGroup
+	start := time.Now()
+	for range clients {
+		wg.Go(func() {
+			for time.Since(start) < slice {
+				if err := a.op(b.Context()); err != nil {
+					b.Errorf("%s: %v", a.name, err)
+					return
+				}
+				n.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if b.Failed() {
+		b.FailNow()
+	}
+	return float64(n.Load()) / time.Since(start).Seconds()
+}
+
+// ratios is paired for any pairs of arms, not only for those with the last one, and for arms of very different speed: a slice of an arm
+// lasts as long as that of any other.
+func ratios(b *testing.B, clients int, arms []arm, pairs [][2]string) {
+	b.Helper()
 	for _, a := range arms {
-		run(b, ctx, a, clients, max(ops/5, clients*10))
+		rate(b, a, clients)
 	}
 	rates := make(map[string][]float64)
 	for b.Loop() {
 		for _, i := range rand.Perm(len(arms)) { // no arm always inherits what the same other one left behind
-			a := arms[i]
 			time.Sleep(settle)
-			rates[a.name] = append(rates[a.name], float64(ops)/run(b, ctx, a, clients, ops).Seconds())
+			rates[arms[i].name] = append(rates[arms[i].name], rate(b, arms[i], clients))
 		}
 	}
-	line := fmt.Sprintf("%s: %d rounds of %d:", b.Name(), len(rates[arms[0].name]), ops)
+	line := fmt.Sprintf("%s: %d rounds of %v:", b.Name(), len(rates[arms[0].name]), slice)
 	for _, a := range arms {
 		line += fmt.Sprintf(" %s %.0f/s;", a.name, median(slices.Clone(rates[a.name])))
 	}

@@ -30,9 +30,9 @@ type SenderConfig struct {
 	Window time.Duration
 
 	// MaxStretch bounds how much longer than Window the wait between two statements becomes when the server, the network
-	// or the pool is slow for some time: nine times what the quickest of the last eight statements took, so that notifying
-	// is a tenth of the time at most. It is what keeps a server with many listeners, all of which a notifying commit wakes,
-	// from spending itself on them. Defaults to 50ms; negative means no stretching.
+	// or the pool is slow for some time: nineteen times what the quickest of the last eight statements took, so that
+	// notifying is a twentieth of the time at most. It is what keeps a server with many listeners, all of which a notifying commit wakes,
+	// from spending itself on them. Defaults to 100ms; negative means no stretching.
 	MaxStretch time.Duration
 
 	// MaxPayload is the longest payload accepted, in bytes. Defaults to [MaxPayload], which it cannot exceed.
@@ -64,7 +64,7 @@ func (c SenderConfig) resolve() (SenderConfig, error) {
 		c.Window = 10 * time.Millisecond
 	}
 	if c.MaxStretch == 0 {
-		c.MaxStretch = 50 * time.Millisecond
+		c.MaxStretch = 100 * time.Millisecond
 	}
 	if c.MaxPayload == 0 {
 		c.MaxPayload = MaxPayload

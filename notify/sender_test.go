@@ -245,9 +245,9 @@ func TestSlowStatementsStretchTheWindow(t *testing.T) {
 		want           int64 // between the starts, in milliseconds
 	}{
 		{0, 0, 10},
-		{time.Millisecond, 0, 10},
-		{3 * time.Millisecond, 0, 30},
-		{50 * time.Millisecond, 0, 100},
+		{500 * time.Microsecond, 0, 10},
+		{3 * time.Millisecond, 0, 60},
+		{50 * time.Millisecond, 0, 150},
 		{50 * time.Millisecond, 20 * time.Millisecond, 70},
 		{3 * time.Millisecond, -1, 10},
 	} {

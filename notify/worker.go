@@ -183,7 +183,7 @@ func (s *Sender) succeededLocked(sent int, took time.Duration) {
 	// The quickest of several: one slow statement is an accident, and no reason to be late with the next.
 	s.took[s.stats.Statements%int64(len(s.took))] = took
 	if s.drains == 0 {
-		s.stretch = time.Now().Add(min(9*slices.Min(s.took[:]), s.cfg.MaxStretch))
+		s.stretch = time.Now().Add(min(19*slices.Min(s.took[:]), s.cfg.MaxStretch))
 	}
 	s.stats.LastError = nil
 	if s.failures > 0 {
