@@ -24,12 +24,12 @@ func (ex *Executor) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 		if ex.latch.Decision().Topology.Mode == fallback.ModeStatement {
 			return pgx.FailedBatchResults(b, ErrStatementMode)
 		}
-		t, err := ex.begin(ctx, opts)
+		t, err := ex.newTx(ctx, opts)
 		if err != nil {
 			return pgx.FailedBatchResults(b, err)
 		}
-		// The batch's first item is BEGIN itself.
-		t.opening, t.pending, t.unshown = nil, nil, nil
+		// The batch's first item is BEGIN itself, and the batch is no first statement that could be redone.
+		t.opening, t.pending, t.unshown, t.virgin = nil, nil, nil, false
 		br := &batchResults{ex: ex, t: t, begins: true, s: &t.s, b: b, ctx: ctx}
 		br.start()
 		return br
@@ -45,6 +45,10 @@ func (ex *Executor) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 
 // SendBatch sends a batch in the transaction, as in pgx.
 func (t *tx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	return t.sendBatch(ctx, t.scope(nil), b)
+}
+
+func (t *tx) sendBatch(ctx context.Context, queue *[]call, b *pgx.Batch) pgx.BatchResults {
 	_, begins := batchTx(b)
 	switch {
 	case t.closed:
@@ -55,10 +59,8 @@ func (t *tx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 		return pgx.FailedBatchResults(b, ErrStatementMode)
 	}
 	for _, item := range b.QueuedQueries {
-		if len(t.queue) > 0 && cutsTransaction(item.SQL) {
-			if err := t.flushQueue(ctx); err != nil {
-				return pgx.FailedBatchResults(b, err)
-			}
+		if err := t.beforeText(ctx, queue, item.SQL, false); err != nil {
+			return pgx.FailedBatchResults(b, err)
 		}
 	}
 	t.traceBegin(ctx)
@@ -91,6 +93,7 @@ type batchResults struct {
 	ex     *Executor
 	t      *tx // nil outside a transaction
 	begins bool
+	tries  int // how often it was sent, or tried to be
 	s      *session
 	b      *pgx.Batch
 	ctx    context.Context
@@ -166,8 +169,13 @@ func (br *batchResults) again(failed *attempt, err error) bool {
 		}
 	}
 	br.first = nil
-	if failed == nil {
-		failed = &attempt{stage: stageSent, runs: maxRuns}
+	if br.tries++; failed == nil || br.tries >= maxRuns {
+		last := attempt{stage: stageSent}
+		if failed != nil {
+			last = *failed
+		}
+		last.runs = maxRuns
+		failed = &last
 	}
 	phase := fallback.PhaseAlone
 	switch {
@@ -190,7 +198,9 @@ func (br *batchResults) again(failed *attempt, err error) bool {
 	}
 	if failed.forced {
 		for i := range br.items {
-			br.items[i].a.strategy, br.items[i].a.forced = failed.strategy, true
+			if a := &br.items[i].a; a.strategy != prepare.Unprepared {
+				a.strategy, a.forced = failed.strategy, true
+			}
 		}
 	}
 	return true
@@ -219,7 +229,7 @@ func (br *batchResults) send() (*attempt, error) {
 			return &it.a, err
 		}
 		it.a.stage = stageEncode
-		e := br.ex.execution(&it.q, &it.a)
+		e := br.ex.execution(c, &it.q, &it.a)
 		e.Reparse = br.reparse(i, &it.a)
 		if err := g.Add(e); err != nil {
 			return &it.a, err
@@ -235,6 +245,7 @@ func (br *batchResults) send() (*attempt, error) {
 	if br.t == nil {
 		return nil, nil
 	}
+	br.t.virgin = false
 	for range br.t.pending {
 		rr, err := g.Next()
 		if err == nil {
@@ -262,7 +273,7 @@ func (br *batchResults) reparse(i int, a *attempt) bool {
 // learn asks for all descriptions that are missing in one round trip.
 func (br *batchResults) learn() (*attempt, error) {
 	var missing []*prepare.Statement
-	var whose *attempt
+	var whose []*attempt
 	seen := map[*prepare.Statement]bool{}
 	for i := range br.items {
 		it := &br.items[i]
@@ -270,7 +281,7 @@ func (br *batchResults) learn() (*attempt, error) {
 			continue
 		}
 		if it.a.st == nil {
-			it.a.st = br.ex.catalog.Lookup(it.q.sql, it.q.stable())
+			it.a.st = br.ex.catalog(br.s.c).Lookup(it.q.sql, it.q.stable())
 		}
 		br.ex.decide(br.ctx, br.s.c, it.a.st)
 		if it.a.st.Description() != nil {
@@ -282,7 +293,7 @@ func (br *batchResults) learn() (*attempt, error) {
 		}
 		seen[it.a.st] = true
 		missing = append(missing, it.a.st)
-		whose = &it.a
+		whose = append(whose, &it.a)
 	}
 	if len(missing) == 0 {
 		return nil, nil
@@ -291,12 +302,12 @@ func (br *batchResults) learn() (*attempt, error) {
 	if br.t != nil {
 		begin = br.t.pending
 	}
-	_, err := br.s.c.LearnAll(br.ctx, missing, begin)
+	learnt, err := br.s.c.LearnAll(br.ctx, missing, begin)
 	br.ex.count(br.s.c)
 	if br.t != nil {
 		br.t.sent(err)
 	}
-	return whose, err
+	return whose[min(len(learnt), len(whose)-1)], err
 }
 
 // mayCommit reports whether a statement may commit on its way, and with itself what its Sync group ran before it: a procedure and a DO

@@ -121,6 +121,14 @@ func (br *batchResults) query() *rows {
 		return r
 	}
 	r.inner = pgx.RowsFromResultReader(br.s.c.TypeMap(), rr)
+	if a := br.attemptAt(i); a != nil {
+		if err := a.readable(br.s.c, &br.items[i].q, rr.FieldDescriptions()); err != nil {
+			br.fail(err)
+			r.fail(err)
+			br.ended(i, start, r.tag, err)
+			return r
+		}
+	}
 	br.last = r
 	r.onClose = func(r *rows) {
 		var pgErr *pgconn.PgError
@@ -171,7 +179,6 @@ func (br *batchResults) Close() error {
 			br.t.release() // it failed before it began
 		}
 	case br.t != nil:
-		br.t.virgin = false
 	case br.s.pooled != nil:
 		br.s.pooled.Release()
 	}

@@ -77,16 +77,24 @@ func (q *call) isPgx(exec bool) bool {
 		return false // what the text and the arguments will be is not known yet
 	case q.sql == "":
 		return true
+	case len(q.args) > 0:
+		return false
 	default:
-		return exec && len(q.args) == 0 && !q.marked
+		return exec && !q.marked || isCopy(q.sql)
 	}
 }
+
+// isCopy reports whether the text is COPY, whose answer only pgx's own paths read past.
+func isCopy(sql string) bool { return prepare.Keyword(sql) == "copy" }
 
 // pgxArgs returns the arguments for pgx: the options it has to see again, and the rest.
 func (q *call) pgxArgs() []any {
 	args := make([]any, 0, len(q.args)+2)
-	if q.mode != 0 {
+	switch {
+	case q.mode != 0:
 		args = append(args, q.mode)
+	case isCopy(q.sql):
+		args = append(args, pgx.QueryExecModeExec) // and not by a name of pgx's
 	}
 	if q.rewriter != nil {
 		args = append(args, q.rewriter)

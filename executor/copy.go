@@ -66,21 +66,18 @@ func (ex *Executor) copyFrom(
 	}
 	list, target := strings.Join(quoted, ", "), table.Sanitize()
 
-	st := ex.catalog.Peek("select " + list + " from " + target)
-	d := st.Description()
-	if d == nil {
-		var begin []string
-		if t != nil {
-			begin = t.pending
-		}
-		d, err = st.Learn(ctx, c, begin)
-		ex.count(c)
-		if t != nil {
-			t.sent(err)
-		}
-		if err != nil {
-			return 0, fmt.Errorf("statement description failed: %w", err)
-		}
+	// Asked every time: binary COPY checks no types, so what was learnt before a migration would be stored as garbage without an error.
+	var begin []string
+	if t != nil {
+		begin = t.pending
+	}
+	d, err := c.Describe(ctx, "select "+list+" from "+target, begin)
+	ex.count(c)
+	if t != nil {
+		t.sent(err)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("statement description failed: %w", err)
 	}
 	if t != nil {
 		if err := t.flush(ctx); err != nil {
@@ -95,7 +92,6 @@ func (ex *Executor) copyFrom(
 	tag, err := c.PgConn().CopyFrom(ctx, r, "copy "+target+" ( "+list+" ) from stdin binary;")
 	r.stop()
 	if err != nil {
-		st.Forget(d) // it may be stale, and the rows are spent: the caller's next try learns again
 		if ctxErr := ctx.Err(); ctxErr != nil && c.PgConn().IsClosed() && !errors.Is(err, ctxErr) {
 			err = fmt.Errorf("%w: %w", ctxErr, err) // pgx's writer met the closed socket before anyone said why it was closed
 		}

@@ -20,12 +20,12 @@ import (
 // Executor runs statements on a pool. Its methods have pgx's signatures, so that it stands wherever a pool stands: sqlc's DBTX, scany,
 // squirrel. Safe for concurrent use. Make one per pool with [New] and Close it when done.
 type Executor struct {
-	pool    *pgxpool.Pool
-	cfg     Config
-	catalog *prepare.Catalog
-	latch   *fallback.Latch
-	shared  *sharedNames
-	sender  *notify.Sender
+	pool     *pgxpool.Pool
+	cfg      Config
+	catalogs catalogs
+	latch    *fallback.Latch
+	shared   *sharedNames
+	sender   *notify.Sender
 
 	closed      atomic.Bool
 	lookAtBegin atomic.Bool // stable statements run in transactions that are open already
@@ -42,7 +42,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	ex := &Executor{pool: pool, cfg: cfg, catalog: prepare.NewCatalog(cfg.PrepareThreshold, cfg.StatementSalt)}
+	ex := &Executor{pool: pool, cfg: cfg}
 	ex.shared = newSharedNames(cfg.StatementCapacity)
 	ex.latch = ex.newLatch()
 	ex.sender, err = ex.newSender()
@@ -86,10 +86,7 @@ func (ex *Executor) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 	}()
 	q := readCall(sql, args)
 	if q.isPgx(true) {
-		ex.counters.passed.Add(1)
-		if kw := prepare.Keyword(q.sql); kw == "discard" || kw == "deallocate" {
-			s.c.ForgetAll() // the caller throws our statements away with its own
-		}
+		ex.passes(s.c, q.sql)
 		return s.pooled.Exec(ctx, q.sql, q.pgxArgs()...)
 	}
 	tracer := s.c.QueryTracer()
@@ -107,10 +104,18 @@ func (ex *Executor) execCall(ctx context.Context, s *session, q *call) (pgconn.C
 		return pgconn.CommandTag{}, err
 	}
 	if q.isPgx(true) {
-		ex.counters.passed.Add(1)
+		ex.passes(s.c, q.sql)
 		return simpleExec(ctx, s.c.PgConn(), q.sql)
 	}
 	return ex.exec(ctx, s, q)
+}
+
+// passes counts a text that goes past the executor.
+func (ex *Executor) passes(c *prepare.Conn, sql string) {
+	ex.counters.passed.Add(1)
+	if kw := prepare.Keyword(sql); kw == "discard" || kw == "deallocate" {
+		c.ForgetAll() // the caller throws our statements away with its own
+	}
 }
 
 // simpleExec runs sql as a simple query, like pgx's Exec without arguments, and without its trace.
@@ -144,7 +149,7 @@ func (ex *Executor) start(ctx context.Context, sql string, args []any) *rows {
 	r.conn, r.pooled = s.c.Conn(), s.pooled
 	q := readCall(sql, args)
 	if q.isPgx(false) {
-		ex.counters.passed.Add(1)
+		ex.passes(s.c, q.sql)
 		inner, err := s.pooled.Query(ctx, q.sql, q.pgxArgs()...)
 		r.inner = inner
 		if err != nil {

@@ -3,7 +3,6 @@ package executor
 import (
 	"context"
 	"errors"
-	"strings"
 
 	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/prepare"
@@ -14,7 +13,7 @@ import (
 const maxRuns = 3
 
 // judge decides after a failed attempt whether the statement is run again, and prepares that: it forgets what proved wrong, tells the latch,
-// and replaces a dead connection. Only what provably did not execute is run again. Otherwise it returns the error for the caller.
+// and replaces a dead connection. Only what provably did not execute is run again. The error is what the caller gets if it is not.
 func (ex *Executor) judge(ctx context.Context, s *session, a *attempt, phase fallback.Phase, err error) (again bool, _ error) {
 	if a.stage == stageEncode {
 		// Nothing was sent. A description that a migration has overtaken refuses good arguments too.
@@ -23,8 +22,11 @@ func (ex *Executor) judge(ctx context.Context, s *session, a *attempt, phase fal
 			return false, err
 		}
 		a.st.Forget(a.d)
+		if phase == fallback.PhaseInside || s.c.PgConn().IsBusy() {
+			return false, err // to learn may fail, and must not end a sound transaction; the next use learns
+		}
 		a.forced = false
-		return true, nil
+		return true, err
 	}
 	before := a.verdict
 	a.verdict = fallback.Classify(err, ex.context(ctx, s, a, phase))
@@ -62,7 +64,7 @@ func (ex *Executor) judge(ctx context.Context, s *session, a *attempt, phase fal
 	}
 	ex.counters.retries.Add(1)
 	ex.cfg.Trace.retried(v.Reason, v.Name)
-	return true, nil
+	return true, err
 }
 
 // context is what the executor knows of a failed attempt.
@@ -126,8 +128,18 @@ func (ex *Executor) correct(ctx context.Context, s *session, a *attempt, v fallb
 	case fallback.ReasonNone:
 		// PostgreSQL 13 does not say of a value it cannot read that it is an argument's, so the statement may have run and is not run
 		// again. If it was the description that is stale, the caller's next try learns a new one.
-		if v.PgError != nil && strings.HasPrefix(v.PgError.Code, "22") {
+		if v.PgError != nil && mayBeStale(v.PgError.Code) {
 			a.st.Forget(a.d)
 		}
 	}
+}
+
+// mayBeStale reports whether an error that proves nothing may come from a description that a migration has overtaken: a value that is none of
+// the type it was learnt with, or a result type that has no binary form.
+func mayBeStale(code string) bool {
+	switch code {
+	case "22P02", "22P03", "22003", "22007", "22008", "22023", "42883":
+		return true
+	}
+	return false
 }

@@ -33,25 +33,33 @@ type rows struct {
 
 var _ pgx.Rows = (*rows)(nil)
 
-// rowsSlab is rows in stock for one connection: one allocation for many queries, as pgxpool does for its own.
-type rowsSlab []rows
-
 // slabSize bounds what a row that a caller keeps for long holds in memory with it.
 const slabSize = 64
 
 // newRows returns rows for a query on the session's connection.
 func (s *session) newRows() *rows {
-	slab, _ := s.c.Data.(*rowsSlab)
-	if slab == nil {
-		slab = new(rowsSlab)
-		s.c.Data = slab
+	d := dataOf(s.c)
+	if len(d.slab) == 0 {
+		d.slab = make([]rows, slabSize)
 	}
-	if len(*slab) == 0 {
-		*slab = make(rowsSlab, slabSize)
-	}
-	r := &(*slab)[0]
-	*slab = (*slab)[1:]
+	r := &d.slab[0]
+	d.slab = d.slab[1:]
 	return r
+}
+
+// open takes over the answer to a statement and reads its first row. After an error the group is closed.
+func (r *rows) open(c *prepare.Conn, q *call, a *attempt, rr *pgconn.ResultReader, g *prepare.Group) error {
+	r.inner, r.group = pgx.RowsFromResultReader(c.TypeMap(), rr), g
+	err := a.readable(c, q, rr.FieldDescriptions())
+	if err == nil {
+		err = r.peek()
+	} else {
+		r.inner.Close()
+	}
+	if err != nil && g != nil {
+		_ = g.Close()
+	}
+	return err
 }
 
 // peek reads the first row. It is how Query learns whether the statement was refused, while it can still run it again: what the server

@@ -151,8 +151,12 @@ func TestRowsAreTrueAfterAMigration(t *testing.T) {
 							t.Fatalf("after: %q, %v; want %q", got, err, change.want)
 						}
 					}
-					if n := ex.Stats().Retries - before; n > 1 {
-						t.Errorf("%d internal retries, want at most one", n)
+					most := uint64(1)
+					if set == executor.Shared && p.mode == raw {
+						most = 2 // the migration, and the miss on a server connection that is new to the name
+					}
+					if n := ex.Stats().Retries - before; n > most {
+						t.Errorf("%d internal retries, want at most %d", n, most)
 					}
 				})
 			}

@@ -35,7 +35,16 @@ func (sp *savepoint) adopt(queue []call, onCommit []func()) {
 	sp.onCommit = append(sp.onCommit, onCommit...)
 }
 
-func (sp *savepoint) done() bool { return sp.closed || sp.root.closed }
+// done reports whether the transaction has ended, by itself or with one around it.
+func (sp *savepoint) done() bool {
+	return sp.closed || sp.root.closed || !slices.Contains(sp.root.nested, sp)
+}
+
+// end takes the transaction, and those within it, off the open ones.
+func (sp *savepoint) end() {
+	sp.closed = true
+	sp.root.nested = sp.root.nested[:slices.Index(sp.root.nested, sp)]
+}
 
 // Begin starts a transaction within this one.
 func (sp *savepoint) Begin(context.Context) (pgx.Tx, error) {
@@ -66,7 +75,7 @@ func (sp *savepoint) Commit(ctx context.Context) error {
 	if sp.done() {
 		return pgx.ErrTxClosed
 	}
-	sp.closed = true
+	sp.end()
 	if !sp.unsend() {
 		if err := sp.root.control(ctx, "release savepoint "+sp.name); err != nil {
 			return err
@@ -81,11 +90,15 @@ func (sp *savepoint) Rollback(ctx context.Context) error {
 	if sp.done() {
 		return pgx.ErrTxClosed
 	}
-	sp.closed = true
+	sp.end()
 	if sp.unsend() {
 		return nil
 	}
-	return sp.root.control(ctx, "rollback to savepoint "+sp.name)
+	err := sp.root.control(ctx, "rollback to savepoint "+sp.name)
+	if err == nil {
+		sp.root.lost = nil // undone with the rest
+	}
+	return err
 }
 
 // unsend takes SAVEPOINT back if it has not been sent, with those of nested transactions behind it.
@@ -110,7 +123,7 @@ func (sp *savepoint) Exec(ctx context.Context, sql string, args ...any) (pgconn.
 	if sp.done() {
 		return pgconn.CommandTag{}, pgx.ErrTxClosed
 	}
-	return sp.root.Exec(ctx, sql, args...)
+	return sp.root.run(ctx, sp.root.scope(sp), sql, args)
 }
 
 // Query runs sql in the transaction, as in pgx.
@@ -120,7 +133,8 @@ func (sp *savepoint) Query(ctx context.Context, sql string, args ...any) (pgx.Ro
 		r.fail(pgx.ErrTxClosed)
 		return r, r.err
 	}
-	return sp.root.Query(ctx, sql, args...)
+	r := sp.root.startRows(ctx, sp.root.scope(sp), sql, args)
+	return r, r.err
 }
 
 // QueryRow runs sql in the transaction, as in pgx.
@@ -130,7 +144,7 @@ func (sp *savepoint) QueryRow(ctx context.Context, sql string, args ...any) pgx.
 		r.fail(pgx.ErrTxClosed)
 		return (*row)(r)
 	}
-	return sp.root.QueryRow(ctx, sql, args...)
+	return (*row)(sp.root.startRows(ctx, sp.root.scope(sp), sql, args))
 }
 
 // SendBatch sends a batch in the transaction, as in pgx.
@@ -138,7 +152,7 @@ func (sp *savepoint) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResul
 	if sp.done() {
 		return pgx.FailedBatchResults(b, pgx.ErrTxClosed)
 	}
-	return sp.root.SendBatch(ctx, b)
+	return sp.root.sendBatch(ctx, sp.root.scope(sp), b)
 }
 
 // CopyFrom copies rows into a table in the transaction, as in pgx.

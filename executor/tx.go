@@ -48,8 +48,9 @@ type tx struct {
 	queue      []call
 	onCommit   []func()
 	savepoints int
+	nested     []*savepoint      // the open ones, innermost last
 	aliases    map[string]string // Prepare's names
-	lost       error             // the *PreparedStatementError that ended the transaction
+	lost       error             // the *PreparedStatementError that ended the transaction, unless a savepoint undid it
 	closed     bool
 }
 
@@ -60,7 +61,8 @@ func (ex *Executor) Begin(ctx context.Context) (pgx.Tx, error) {
 	return ex.BeginTx(ctx, pgx.TxOptions{})
 }
 
-// BeginTx starts a transaction with options, as pgxpool.Pool.BeginTx does. The value is a [Tx]. It takes a connection and sends nothing.
+// BeginTx starts a transaction with options, as pgxpool.Pool.BeginTx does. The value is a [Tx]. It takes a connection and sends nothing, but for a
+// BeginQuery of the options.
 func (ex *Executor) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error) {
 	t, err := ex.begin(ctx, opts)
 	if err != nil {
@@ -69,7 +71,29 @@ func (ex *Executor) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, er
 	return t, nil
 }
 
+// begin starts a transaction. A BeginQuery of the caller's own is sent at once, as in pgx: it may be several statements, which only a simple
+// query can hold, and nothing rides with that.
 func (ex *Executor) begin(ctx context.Context, opts pgx.TxOptions) (*tx, error) {
+	t, err := ex.newTx(ctx, opts)
+	if err != nil || opts.BeginQuery == "" {
+		return t, err
+	}
+	t.opening, t.unshown, t.virgin = nil, nil, false
+	traced, end := t.traceStart(ctx, opts.BeginQuery)
+	tag, err := simpleExec(traced, t.s.c.PgConn(), opts.BeginQuery)
+	end(tag, err)
+	t.sent(err)
+	if err != nil {
+		err = t.failed(ctx, err)
+		_ = t.Rollback(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	t.begun, t.pending = true, nil
+	return t, nil
+}
+
+// newTx makes a transaction that has sent nothing.
+func (ex *Executor) newTx(ctx context.Context, opts pgx.TxOptions) (*tx, error) {
 	if ex.lookAtBegin.Load() && !ex.closed.Load() {
 		ex.look(ctx)
 	}
@@ -101,7 +125,7 @@ func (ex *Executor) InTx(ctx context.Context, opts pgx.TxOptions, f func(ctx con
 		t.unnamed = run == 2
 		err = t.do(ctx, f)
 		first = err
-		if err == nil || t.lost == nil || run == 2 || ex.cfg.PreparedStatements == On || ctx.Err() != nil {
+		if err == nil || t.lost == nil || errors.Is(err, ErrCommitUnknown) || run == 2 || ex.cfg.PreparedStatements == On || ctx.Err() != nil {
 			return err
 		}
 		ex.counters.retries.Add(1)
@@ -164,21 +188,28 @@ func (t *tx) OnCommit(f func()) {
 
 // Exec runs sql in the transaction, as in pgx.
 func (t *tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return t.run(ctx, t.scope(nil), sql, args)
+}
+
+// run is Exec; queue is what the text may cut off.
+func (t *tx) run(ctx context.Context, queue *[]call, sql string, args []any) (pgconn.CommandTag, error) {
 	if t.closed {
 		return pgconn.CommandTag{}, pgx.ErrTxClosed
 	}
 	q := readCall(t.alias(sql), args)
-	if err := t.beforeText(ctx, &q); err != nil {
+	if err := t.beforeText(ctx, queue, q.sql, q.isPgx(true)); err != nil {
 		return pgconn.CommandTag{}, err
 	}
 	t.traceBegin(ctx)
 	if q.isPgx(true) {
-		if err := t.flush(ctx); err != nil {
+		if err := t.pass(ctx, &q); err != nil {
 			return pgconn.CommandTag{}, err
 		}
-		t.ex.counters.passed.Add(1)
-		t.virgin = false
-		return t.s.c.Conn().Exec(ctx, q.sql, q.pgxArgs()...)
+		tag, err := t.s.c.Conn().Exec(ctx, q.sql, q.pgxArgs()...)
+		if err == nil {
+			t.lost = nil
+		}
+		return tag, err
 	}
 	tracer := t.s.c.QueryTracer()
 	if tracer != nil {
@@ -196,28 +227,37 @@ func (t *tx) execCall(ctx context.Context, q *call) (pgconn.CommandTag, error) {
 		return pgconn.CommandTag{}, err
 	}
 	if q.isPgx(true) {
-		if err := t.flush(ctx); err != nil {
+		if err := t.pass(ctx, q); err != nil {
 			return pgconn.CommandTag{}, err
 		}
-		t.ex.counters.passed.Add(1)
-		t.virgin = false
 		return simpleExec(ctx, t.s.c.PgConn(), q.sql)
 	}
 	return t.exec(ctx, q)
 }
 
+// pass makes the transaction ready for a text that goes past the executor.
+func (t *tx) pass(ctx context.Context, q *call) error {
+	if err := t.flush(ctx); err != nil {
+		return err
+	}
+	t.virgin = false
+	t.ex.passes(t.s.c, q.sql)
+	return nil
+}
+
 // Query runs sql in the transaction, as in pgx.
 func (t *tx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	r := t.startRows(ctx, sql, args)
+	r := t.startRows(ctx, t.scope(nil), sql, args)
 	return r, r.err
 }
 
 // QueryRow runs sql in the transaction, as in pgx.
 func (t *tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return (*row)(t.startRows(ctx, sql, args))
+	return (*row)(t.startRows(ctx, t.scope(nil), sql, args))
 }
 
-func (t *tx) startRows(ctx context.Context, sql string, args []any) *rows {
+// startRows is Query; queue is what the text may cut off.
+func (t *tx) startRows(ctx context.Context, queue *[]call, sql string, args []any) *rows {
 	r := &rows{}
 	if t.closed {
 		r.fail(pgx.ErrTxClosed)
@@ -225,18 +265,16 @@ func (t *tx) startRows(ctx context.Context, sql string, args []any) *rows {
 	}
 	r.conn = t.s.c.Conn()
 	q := readCall(t.alias(sql), args)
-	if err := t.beforeText(ctx, &q); err != nil {
+	if err := t.beforeText(ctx, queue, q.sql, q.isPgx(false)); err != nil {
 		r.fail(err)
 		return r
 	}
 	t.traceBegin(ctx)
 	if q.isPgx(false) {
-		if err := t.flush(ctx); err != nil {
+		if err := t.pass(ctx, &q); err != nil {
 			r.fail(err)
 			return r
 		}
-		t.ex.counters.passed.Add(1)
-		t.virgin = false
 		inner, err := t.s.c.Conn().Query(ctx, q.sql, q.pgxArgs()...)
 		r.inner = inner
 		if err != nil {
@@ -271,6 +309,7 @@ func (t *tx) nest(parent nestable) *savepoint {
 	t.savepoints++
 	sp := &savepoint{root: t, parent: parent, name: "sp_" + strconv.Itoa(t.savepoints)}
 	text := "savepoint " + sp.name
+	t.nested = append(t.nested, sp)
 	t.pending = append(t.pending, text)
 	if t.s.c.QueryTracer() != nil {
 		t.unshown = append(t.unshown, text)
@@ -289,8 +328,9 @@ func (t *tx) statementMode() bool {
 // failed judges an error that came without an attempt.
 func (t *tx) failed(ctx context.Context, err error) error {
 	a := attempt{stage: stageSent, runs: maxRuns}
+	untouched := pgconn.SafeToRetry(err) && !t.s.c.PgConn().IsClosed()
 	_, err = t.ex.judge(ctx, &t.s, &a, t.phase(), err)
-	t.virgin = false
+	t.virgin = t.virgin && untouched
 	return t.fail(&a, err)
 }
 

@@ -21,14 +21,19 @@ func (t *tx) Commit(ctx context.Context) error {
 	if t.closed {
 		return pgx.ErrTxClosed
 	}
-	defer t.release()
-	if err := t.commit(ctx); err != nil {
+	if err := t.commitAndRelease(ctx); err != nil {
 		return err
 	}
+	// Only now: a function may want a connection of its own, and the pool may have a single one.
 	for _, f := range t.onCommit {
 		f()
 	}
 	return nil
+}
+
+func (t *tx) commitAndRelease(ctx context.Context) error {
+	defer t.release()
+	return t.commit(ctx)
 }
 
 func (t *tx) commit(ctx context.Context) error {
@@ -36,10 +41,18 @@ func (t *tx) commit(ctx context.Context) error {
 	case !t.begun && !t.virgin && t.s.c.PgConn().IsClosed():
 		// A statement of the transaction is lost, with its BEGIN. The rest must not commit without it.
 		return fmt.Errorf("executor: commit: %w", pgconn.ErrConnClosed)
+	case !t.begun && !t.virgin:
+		return fmt.Errorf("executor: commit: the transaction could not begin: %w", pgx.ErrTxCommitRollback)
 	case !t.begun && len(t.queue) == 0:
 		return nil // nothing was ever sent
 	case len(t.queue) == 0, t.s.c.PgConn().TxStatus() == 'E':
 		return t.commitAlone(ctx) // in a failed transaction it is a rollback, and the queue goes with it
+	case t.opts.CommitQuery != "":
+		// The caller's own may be several statements, which only a simple query can hold.
+		if err := t.runQueue(ctx, &t.queue); err != nil {
+			return t.commitEnd(ctx, &attempt{stage: stageEncode}, err)
+		}
+		return t.commitAlone(ctx)
 	default:
 		return t.commitQueue(ctx)
 	}
@@ -70,7 +83,7 @@ func (t *tx) commitAlone(ctx context.Context) error {
 // commitQueue sends the queued statements and COMMIT in one flush. Alone in a transaction with default options they need no BEGIN and no
 // COMMIT: PostgreSQL runs the Sync group as one implicit transaction.
 func (t *tx) commitQueue(ctx context.Context) error {
-	implicit := !t.begun && t.opts == (pgx.TxOptions{}) && !slices.ContainsFunc(t.queue, func(q call) bool { return mayCommit(q.sql) })
+	implicit := !t.begun && t.opts == (pgx.TxOptions{}) && !slices.ContainsFunc(t.queue, needsBlock)
 	if !implicit && t.statementMode() {
 		return ErrStatementMode
 	}
@@ -97,12 +110,15 @@ func (t *tx) commitQueue(ctx context.Context) error {
 		if failed.stage == stageLearn {
 			phase = t.phase()
 		}
-		if phase == fallback.PhaseCommit {
+		if phase == fallback.PhaseCommit && failed.stage != stageEncode {
 			return t.commitFailed(ctx, failed, phase, err)
 		}
 		again, judged := t.ex.judge(ctx, &t.s, failed, phase, err)
 		if !again {
 			return t.commitEnd(ctx, failed, judged)
+		}
+		if failed.stage == stageEncode {
+			continue // nothing of the group was sent
 		}
 		if t.s.c.PgConn().TxStatus() != 'I' {
 			if _, err := simpleExec(ctx, t.s.c.PgConn(), "rollback"); err != nil {
@@ -116,6 +132,16 @@ func (t *tx) commitQueue(ctx context.Context) error {
 			t.begun, t.pending = false, t.opening
 		}
 	}
+}
+
+// needsBlock reports whether a queued statement cannot run in an implicit transaction: what may commit on its way must not stand beside others
+// there, and some are refused outside of BEGIN (25P01) or without effect.
+func needsBlock(q call) bool {
+	switch prepare.Keyword(q.sql) {
+	case "lock", "savepoint", "release", "rollback", "declare", "set":
+		return true
+	}
+	return mayCommit(q.sql)
 }
 
 // forceParse makes every shared statement of a group parse: where one name was missing the others may be too.
@@ -168,7 +194,7 @@ func (t *tx) sendQueue(ctx context.Context, attempts []attempt, implicit bool) (
 				add = g.AddBound
 			}
 		}
-		if err := add(t.ex.execution(&t.queue[i], a)); err != nil {
+		if err := add(t.ex.execution(c, &t.queue[i], a)); err != nil {
 			return a, err
 		}
 	}

@@ -4,17 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/prepare"
 )
-
-// backendText asks which server connection a transaction runs on. It is one cheap row; asking pg_prepared_statements costs 50 to 440 µs.
-const backendText = "select pg_backend_pid()"
 
 // start sends one statement of the transaction, with every text in front that has not been sent yet, up to its row description. The group
 // is nil when the statement went alone.
@@ -31,7 +26,7 @@ func (t *tx) start(ctx context.Context, q *call, a *attempt) (*pgconn.ResultRead
 	if err != nil {
 		return nil, nil, err
 	}
-	ask := false
+	ask := t.ex.unproven(c, a)
 	if a.strategy == prepare.Shared || a.strategy == prepare.SharedParse {
 		ask = t.backend == 0
 		if !a.forced {
@@ -39,7 +34,7 @@ func (t *tx) start(ctx context.Context, q *call, a *attempt) (*pgconn.ResultRead
 		}
 	}
 	a.stage = stageEncode
-	e := t.ex.execution(q, a)
+	e := t.ex.execution(c, q, a)
 	if len(t.pending) == 0 && !ask {
 		rr, err := c.Run(ctx, &e)
 		if err == nil {
@@ -47,64 +42,18 @@ func (t *tx) start(ctx context.Context, q *call, a *attempt) (*pgconn.ResultRead
 		}
 		return rr, nil, err
 	}
-	g := c.NewGroup()
-	texts := t.pending
-	for _, text := range texts {
-		g.AddText(text)
+	rr, g, backend, err := t.ex.sendGroup(ctx, c, t.pending, ask, a, e)
+	if err != nil {
+		if a.stage == stageSent {
+			t.sent(err)
+		}
+		return nil, nil, err
 	}
 	if ask {
-		g.AddText(backendText)
-	}
-	add := g.Add
-	if a.strategy == prepare.Shared {
-		add = g.AddBound
-	}
-	if err := add(e); err != nil {
-		return nil, nil, err
-	}
-	a.stage = stageSent
-	if err := g.Send(ctx); err != nil {
-		_ = g.Close()
-		return nil, nil, err
-	}
-	rr, err := t.readTexts(g, len(texts), ask)
-	if err != nil {
-		_ = g.Close()
-		t.sent(err)
-		return nil, nil, err
+		t.backend = backend
 	}
 	t.begun, t.pending = true, nil
 	return rr, g, nil
-}
-
-// readTexts reads the results of what rode in front, and then the statement's.
-func (t *tx) readTexts(g *prepare.Group, texts int, ask bool) (*pgconn.ResultReader, error) {
-	for range texts {
-		rr, err := g.Next()
-		if err != nil {
-			return nil, err
-		}
-		if _, err := rr.Close(); err != nil {
-			return nil, err
-		}
-	}
-	if ask {
-		rr, err := g.Next()
-		if err != nil {
-			return nil, err
-		}
-		if rr.NextRow() {
-			pid, err := strconv.ParseUint(string(rr.Values()[0]), 10, 32)
-			if err != nil {
-				return nil, fmt.Errorf("executor: %s: %w", backendText, err)
-			}
-			t.backend = uint32(pid)
-		}
-		if _, err := rr.Close(); err != nil {
-			return nil, err
-		}
-	}
-	return g.Next()
 }
 
 // sent takes note of what became of a request that carried the pending texts: unless nothing was sent, they have arrived, if the server says
@@ -160,12 +109,7 @@ func (t *tx) query(ctx context.Context, q *call, r *rows) error {
 	for {
 		rr, g, err := t.start(ctx, q, &a)
 		if err == nil {
-			r.group = g
-			r.inner = pgx.RowsFromResultReader(t.s.c.TypeMap(), rr)
-			err = r.peek()
-			if err != nil && g != nil {
-				_ = g.Close()
-			}
+			err = r.open(t.s.c, q, &a, rr, g)
 		}
 		t.ex.count(t.s.c)
 		if err == nil {
@@ -183,7 +127,7 @@ func (t *tx) query(ctx context.Context, q *call, r *rows) error {
 
 // succeeded counts an execution and remembers on which server connection its name is.
 func (t *tx) succeeded(ctx context.Context, a *attempt) {
-	t.virgin = false
+	t.virgin, t.lost = false, nil // a loss before it was undone with a savepoint
 	t.ex.succeeded(ctx, a)
 	if a.strategy == prepare.Shared || a.strategy == prepare.SharedParse {
 		t.ex.shared.add(t.backend, a.d.Name())
@@ -205,11 +149,15 @@ func (t *tx) judge(ctx context.Context, a *attempt, err error) (again bool, _ er
 	if errors.Is(err, ErrStatementMode) {
 		return false, err
 	}
+	if t.s.c.PgConn().IsBusy() {
+		return false, err // rows or a batch are still open: nothing was sent, and what is open must not be rolled back
+	}
 	sent := a.stage != stageEncode
+	untouched := !sent || (pgconn.SafeToRetry(err) && !t.s.c.PgConn().IsClosed())
 	again, err = t.ex.judge(ctx, &t.s, a, t.phase(), err)
 	t.disbelieve(a)
 	if !again {
-		t.virgin = false
+		t.virgin = t.virgin && untouched
 		return false, t.fail(a, err)
 	}
 	if sent {
@@ -221,7 +169,7 @@ func (t *tx) judge(ctx context.Context, a *attempt, err error) (again bool, _ er
 		t.pending = append(t.pending, t.opening...)
 		t.begun, t.backend = false, 0
 	}
-	return true, nil
+	return true, err
 }
 
 // disbelieve drops what is believed of the transaction's server connection, after a name was missing there: whoever took one took all.

@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/prepare"
 )
 
 // control runs a text of the executor's own that is no statement of the caller's: it leaves the queue alone.
@@ -53,22 +55,43 @@ func (t *tx) flush(ctx context.Context) error {
 }
 
 // beforeText flushes the queue in front of a text that ends or cuts the transaction in a way the executor does not see: a queued statement
-// would outlive a savepoint that is rolled back.
-func (t *tx) beforeText(ctx context.Context, q *call) error {
-	if len(t.queue) == 0 || !cutsTransaction(q.sql) {
+// would outlive a savepoint that is rolled back. queue is that of the innermost open transaction, or nil: what was queued outside of a nested
+// transaction must not share its fate. simple says that the text may hold several statements.
+func (t *tx) beforeText(ctx context.Context, queue *[]call, sql string, simple bool) error {
+	if queue == nil || len(*queue) == 0 || !cutsTransaction(sql, simple) {
 		return nil
 	}
 	if t.s.c.PgConn().TxStatus() == 'E' {
 		// Only ROLLBACK (TO) does anything here, and it takes with it what would have run before the failure.
-		t.queue = nil
+		*queue = nil
 		return nil
 	}
-	return t.flushQueue(ctx)
+	return t.runQueue(ctx, queue)
 }
 
-// cutsTransaction reports whether the text may contain SAVEPOINT, RELEASE, ROLLBACK (TO), PREPARE TRANSACTION, COMMIT, END or ABORT. It
-// may say yes for too much, as for such a word in a string: that costs a round trip and nothing else.
-func cutsTransaction(sql string) bool {
+// scope returns the queue that belongs to a method of sp, or of the outermost transaction for nil: none while a transaction within it is open.
+func (t *tx) scope(sp *savepoint) *[]call {
+	switch {
+	case len(t.nested) == 0 && sp == nil:
+		return &t.queue
+	case len(t.nested) > 0 && t.nested[len(t.nested)-1] == sp:
+		return &sp.queue
+	default:
+		return nil
+	}
+}
+
+// cutsTransaction reports whether the text is, or if simple may contain, SAVEPOINT, RELEASE, ROLLBACK (TO), PREPARE TRANSACTION, COMMIT, END
+// or ABORT. For several statements it may say yes for too much, as for the END of a CASE: what was queued then runs now and not with COMMIT,
+// in the same transaction.
+func cutsTransaction(sql string, simple bool) bool {
+	switch prepare.Keyword(sql) {
+	case "end", "abort", "commit", "release", "rollback", "savepoint", "prepare":
+		return true
+	}
+	if !simple || !strings.Contains(sql, ";") {
+		return false
+	}
 	for word := range strings.FieldsFuncSeq(sql, func(r rune) bool { return (r|0x20 < 'a' || r|0x20 > 'z') && r != '_' && (r < '0' || r > '9') }) {
 		switch len(word) {
 		case 3, 5, 6, 7, 8, 9, 11:
@@ -81,12 +104,12 @@ func cutsTransaction(sql string) bool {
 	return false
 }
 
-// flushQueue runs the queued statements now.
-func (t *tx) flushQueue(ctx context.Context) error {
-	queue := t.queue
-	t.queue = nil
-	for i := range queue {
-		if _, err := t.execCall(ctx, &queue[i]); err != nil {
+// runQueue runs queued statements now.
+func (t *tx) runQueue(ctx context.Context, queue *[]call) error {
+	calls := *queue
+	*queue = nil
+	for i := range calls {
+		if _, err := t.execCall(ctx, &calls[i]); err != nil {
 			return err
 		}
 	}
@@ -97,11 +120,13 @@ func (t *tx) flushQueue(ctx context.Context) error {
 // closed, so that nothing runs outside the transaction.
 func (t *tx) Conn() *pgx.Conn {
 	if !t.closed {
-		t.traceBegin(context.Background())
+		ctx, cancel := lastWords(context.Background())
+		defer cancel()
+		t.traceBegin(ctx)
 		t.virgin = false
-		if err := t.flush(context.Background()); err != nil {
+		if err := t.flush(ctx); err != nil {
 			// Nobody may take for a transaction what is none.
-			_ = t.s.c.Conn().Close(context.Background())
+			_ = t.s.c.Conn().Close(ctx)
 		}
 	}
 	return t.s.c.Conn()
@@ -129,7 +154,7 @@ func (t *tx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDe
 	if t.statementMode() {
 		return nil, ErrStatementMode
 	}
-	st := t.ex.catalog.Lookup(sql, true)
+	st := t.ex.catalog(t.s.c).Lookup(sql, true)
 	d := st.Description()
 	if d == nil {
 		t.traceBegin(ctx)

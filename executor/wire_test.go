@@ -86,6 +86,12 @@ func TestWire(t *testing.T) {
 		if shared {
 			asked = slices.Concat(begin, pid)
 		}
+		// On a direct connection the first named statement asks whether it is one.
+		askedFirst := asked
+		if direct {
+			askedFirst = slices.Concat(begin, pid)
+			firstAlone = slices.Concat(pid, firstGroup)
+		}
 
 		for _, test := range []struct {
 			name string
@@ -97,7 +103,7 @@ func TestWire(t *testing.T) {
 			{"a command", exec, false, [][]string{laterAlone, sync}},
 			{"first use on a connection, of a statement the executor knows", exec, true, [][]string{firstAlone, sync}},
 			{"a transaction of one statement", inTxDo(pgx.TxOptions{}, execIn), false, [][]string{asked, laterGroup, sync, {"Query commit"}}},
-			{"a transaction of one statement, first use", inTxDo(pgx.TxOptions{}, execIn), true, [][]string{asked, firstGroup, sync, {"Query commit"}}},
+			{"a transaction of one statement, first use", inTxDo(pgx.TxOptions{}, execIn), true, [][]string{askedFirst, firstGroup, sync, {"Query commit"}}},
 			{"a transaction of two statements", inTxDo(pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
 				if err := execIn(ctx, tx); err != nil {
 					return err
@@ -175,6 +181,9 @@ func TestWire(t *testing.T) {
 		firstIns := wireUnnamed(insertA)
 		if named || shared {
 			first, firstIns = wireParse(selName), wireParse(insName)
+		}
+		if direct {
+			first = slices.Concat(pid, wireGroupParse(selName))
 		}
 		if diff := cmp.Diff(slices.Concat(learn, first, sync, learnIns, firstIns, sync), pgscript.Strings(s.b.Sent())); diff != "" {
 			t.Errorf("%s, the very first use (-want +got):\n%s", sc.name, diff)

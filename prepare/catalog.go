@@ -65,21 +65,6 @@ func (c *Catalog) Lookup(sql string, marked bool) *Statement {
 	return f.st
 }
 
-// Peek returns the statement of a text without counting the use: for texts that the library itself asks about.
-func (c *Catalog) Peek(sql string) *Statement {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if st, ok := c.stable.Get(sql); ok {
-		return st
-	}
-	f, ok := c.fresh.Get(sql)
-	if !ok {
-		f = &fresh{st: &Statement{sql: sql, salt: c.salt}}
-		c.fresh.Add(sql, f)
-	}
-	return f.st
-}
-
 // Len returns how many stable and how many fresh statements the catalog holds.
 func (c *Catalog) Len() (stable, fresh int) {
 	c.mu.Lock()

@@ -37,22 +37,6 @@ func TestCatalogThreshold(t *testing.T) {
 	}
 }
 
-func TestCatalogPeekCountsNothing(t *testing.T) {
-	t.Parallel()
-	c := prepare.NewCatalog(2, "")
-	for range 10 {
-		if c.Peek("select 1").Stable() {
-			t.Fatal("stable by being looked at")
-		}
-	}
-	if c.Lookup("select 1", false).Stable() {
-		t.Error("stable at its first use")
-	}
-	if st := c.Lookup("select 1", false); !st.Stable() || c.Peek("select 1") != st {
-		t.Error("not the same statement, or not stable at its second use")
-	}
-}
-
 // Generated SQL passes through, however much there is, and however interleaved.
 func TestCatalogGeneratedSQLNeverEvictsStable(t *testing.T) {
 	t.Parallel()

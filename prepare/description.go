@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -17,6 +18,7 @@ type Statement struct {
 	stable atomic.Bool
 	gen    atomic.Int32
 	desc   atomic.Pointer[Description]
+	learnt atomic.Int64 // when, in Unix nanoseconds
 }
 
 // Description is what the server said about a statement when it was learnt, and the name that follows from it. It is immutable.
@@ -42,6 +44,10 @@ func (d *Description) ParamOIDs() []uint32 { return d.sd.ParamOIDs }
 // Fields returns the result columns as they were when the statement was learnt. The caller must not change the slice.
 func (d *Description) Fields() []pgconn.FieldDescription { return d.sd.Fields }
 
+// Utility reports whether the statement is none of those whose plans PostgreSQL keeps: its columns may differ from execution to execution, and
+// it may refuse to run in a transaction of several statements.
+func (d *Description) Utility() bool { return d.utility }
+
 // SQL returns the text as the caller wrote it.
 func (s *Statement) SQL() string { return s.sql }
 
@@ -50,6 +56,29 @@ func (s *Statement) Stable() bool { return s.stable.Load() }
 
 // Description returns what is known, or nil while the statement has not been learnt.
 func (s *Statement) Description() *Description { return s.desc.Load() }
+
+// Doubt reports, to one caller at a time, that the description is older than age and should be learnt again. A changed parameter type to which the
+// learnt one can be cast raises no error, and would be converted twice for ever.
+func (s *Statement) Doubt(age time.Duration) bool {
+	learnt, now := s.learnt.Load(), time.Now().UnixNano()
+	return now-learnt > int64(age) && s.learnt.CompareAndSwap(learnt, now)
+}
+
+// Matches reports whether a result with these columns is of the types that were learnt.
+func (d *Description) Matches(fields []pgconn.FieldDescription) bool {
+	if d.utility {
+		return true // it was never more than an example
+	}
+	if len(fields) != len(d.sd.Fields) {
+		return false
+	}
+	for i := range fields {
+		if fields[i].DataTypeOID != d.sd.Fields[i].DataTypeOID {
+			return false
+		}
+	}
+	return true
+}
 
 // Forget drops the description d if it is still the current one, so that the next execution learns again. It is the answer to a
 // description that went stale. Comparing with d keeps two connections that saw the same stale description from throwing away each
@@ -97,6 +126,11 @@ func (s *Statement) Learn(ctx context.Context, c *Conn, begin []string) (*Descri
 	return ds[0], nil // and not s.Description(): another caller may have forgotten it already
 }
 
+// Describe is [Statement.Learn] for a text that is asked about once, and not kept.
+func (c *Conn) Describe(ctx context.Context, sql string, begin []string) (*Description, error) {
+	return (&Statement{sql: sql}).Learn(ctx, c, begin)
+}
+
 // LearnAll learns several statements in one round trip, with begin in front, see [Statement.Learn]. A failure of one is the error of all; the
 // descriptions of those before it are returned.
 func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin []string) ([]*Description, error) {
@@ -115,6 +149,7 @@ func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin []string) (
 		if i < len(sds) {
 			ds[i] = st.describe(texts[i], sds[i].ParamOIDs, sds[i].Fields)
 			st.desc.Store(ds[i])
+			st.learnt.Store(time.Now().UnixNano())
 		}
 		if c.prepareTracer != nil {
 			var itsErr error

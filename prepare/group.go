@@ -3,7 +3,6 @@ package prepare
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -17,6 +16,7 @@ import (
 type Group struct {
 	c     *Conn
 	items []groupItem
+	names map[string]struct{} // parsed by an item
 	p     *pgconn.Pipeline
 	next  int
 	err   error // the first failure
@@ -47,7 +47,12 @@ func (g *Group) AddText(sql string) { g.items = append(g.items, groupItem{text: 
 //
 // Within a group every distinct statement is parsed at most once, and none is bound on the strength of what a pooler may have kept:
 // [Shared] is sent as [SharedParse].
-func (g *Group) Add(e Execution) error {
+func (g *Group) Add(e Execution) error { return g.add(e, false) }
+
+// AddBound adds an execution under its name with no Parse in front: for a name that the server connection is known to have.
+func (g *Group) AddBound(e Execution) error { return g.add(e, true) }
+
+func (g *Group) add(e Execution, bound bool) error {
 	it := groupItem{e: e, eqb: &pgx.ExtendedQueryBuilder{}, name: e.Description.sd.Name}
 	if err := e.encode(g.c, it.eqb, &e.Description.sd); err != nil {
 		return err
@@ -55,30 +60,28 @@ func (g *Group) Add(e Execution) error {
 	it.formats = e.Formats.choose(e.Description, e.Description.sd.Fields, it.eqb.ResultFormats)
 	switch e.Strategy {
 	case Named:
-		it.parse = !g.parsed(it.name) && (e.Reparse || !g.c.Knows(it.name))
+		it.parse = !bound && !g.parsed(it.name) && (e.Reparse || !g.c.Knows(it.name))
 	case Shared, SharedParse:
-		it.parse = !g.parsed(it.name)
+		it.parse = !bound && !g.parsed(it.name)
 	case Unprepared:
 		// The unnamed statement lasts until the next Parse of one: a run of the same statement needs it once.
 		it.name = ""
 		it.params = !g.lastUnnamed(e.Description)
 	}
-	g.items = append(g.items, it)
-	return nil
-}
-
-// AddBound adds an execution under its name with no Parse in front: for a name that the server connection is known to have.
-func (g *Group) AddBound(e Execution) error {
-	if err := g.Add(e); err != nil {
-		return err
+	if it.parse {
+		if g.names == nil {
+			g.names = make(map[string]struct{})
+		}
+		g.names[it.name] = struct{}{}
 	}
-	g.items[len(g.items)-1].parse = false
+	g.items = append(g.items, it)
 	return nil
 }
 
 // parsed reports whether an earlier item of the group parses name.
 func (g *Group) parsed(name string) bool {
-	return slices.ContainsFunc(g.items, func(it groupItem) bool { return it.parse && it.name == name })
+	_, ok := g.names[name]
+	return ok
 }
 
 // lastUnnamed reports whether the unnamed statement is still d's after the items so far.

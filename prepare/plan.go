@@ -58,30 +58,19 @@ var anyColumns = []int16{pgx.TextFormatCode}
 // choose returns the formats for a result with these columns; built is pgx's own choice.
 func (f Formats) choose(d *Description, fields []pgconn.FieldDescription, built []int16) []int16 {
 	switch {
-	case f.Positions != nil:
-		return f.Positions
-	case f.ByOID != nil:
+	case f.ByOID != nil: // first, as in pgx
 		formats := make([]int16, len(fields))
 		for i := range fields {
 			formats[i] = f.ByOID[fields[i].DataTypeOID]
 		}
 		return formats
+	case f.Positions != nil:
+		return f.Positions
 	case d.utility:
 		return anyColumns
 	default:
-		return uniform(built)
+		return built
 	}
-}
-
-// uniform shortens formats that are all the same to one, which the protocol applies to every column (Bind, protocol-message-formats): so a
-// column that a migration added or dropped since the statement was learnt is no error.
-func uniform(formats []int16) []int16 {
-	for _, f := range formats {
-		if f != formats[0] {
-			return formats
-		}
-	}
-	return formats[:min(len(formats), 1)]
 }
 
 // Execution is one execution of a statement.

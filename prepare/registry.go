@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/jackc/pgx/v5"
@@ -27,12 +28,17 @@ type Conn struct {
 	copyTracer    pgx.CopyFromTracer
 
 	names  *simplelru.LRU[string, *entry]
-	era    uint64
+	eras   map[any]uint64
 	closes []string // evicted names; a Close for each rides in front of the next request
 	eqb    pgx.ExtendedQueryBuilder
 
 	// Data is the caller's own, kept with the connection.
 	Data any
+	// Scope tells connections apart on which the same text may mean something else, as the pool's hooks configured them: user, database,
+	// search_path, role and options.
+	Scope string
+	// Proven says that the connection was seen to lead to a backend of its own.
+	Proven bool
 
 	// Parses and Learns count the Parse messages sent for executions and for learning since the caller last took them.
 	Parses, Learns uint64
@@ -53,7 +59,11 @@ func Attach(conn *pgx.Conn, capacity int) *Conn {
 	}
 	c := &Conn{conn: conn, pg: pg}
 	// pgx finds tracers by type assertion too; Config() copies, so it is asked once a connection.
-	tracer := conn.Config().Tracer
+	cfg := conn.Config()
+	tracer := cfg.Tracer
+	c.Scope = strings.Join([]string{
+		cfg.User, cfg.Database, cfg.RuntimeParams["search_path"], cfg.RuntimeParams["role"], cfg.RuntimeParams["options"],
+	}, "\x00")
 	c.queryTracer = tracer
 	c.batchTracer, _ = tracer.(pgx.BatchTracer)
 	c.prepareTracer, _ = tracer.(pgx.PrepareTracer)
@@ -94,6 +104,8 @@ func (c *Conn) Known() int { return c.names.Len() }
 
 // learned records that a Parse of d's name succeeded, with the row description that followed. fields is copied: pgconn reuses its slice.
 func (c *Conn) learned(d *Description, fields []pgconn.FieldDescription) {
+	// A Close that is still owed would close the new one.
+	c.closes = slices.DeleteFunc(c.closes, func(name string) bool { return name == d.sd.Name })
 	c.names.Add(d.sd.Name, &entry{sd: pgconn.StatementDescription{
 		Name: d.sd.Name, SQL: d.sd.SQL, ParamOIDs: d.sd.ParamOIDs, Fields: slices.Clone(fields),
 	}})
@@ -110,13 +122,18 @@ func (c *Conn) Forget(name string) {
 	c.closes = c.closes[:n]
 }
 
-// Renew makes every name unknown when era is another one than at the last call: names that were parsed while a pooler worked in one way
-// mean nothing to it once it works in another.
-func (c *Conn) Renew(era uint64) {
-	if c.era != era {
-		c.era = era
+// Renew makes every name unknown when era is another one than at owner's last call: names that were parsed while a pooler worked in one way
+// mean nothing to it once it works in another. Each owner counts for itself.
+func (c *Conn) Renew(owner any, era uint64) {
+	if last, ok := c.eras[owner]; ok && last == era {
+		return
+	} else if ok {
 		c.ForgetAll()
 	}
+	if c.eras == nil {
+		c.eras = make(map[any]uint64, 1)
+	}
+	c.eras[owner] = era
 }
 
 // ForgetAll makes every name unknown, as after a session was reset by someone else.
