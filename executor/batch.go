@@ -281,7 +281,7 @@ func (br *batchResults) learn() (*attempt, error) {
 			continue
 		}
 		if it.a.st == nil {
-			it.a.st = br.ex.catalog(br.s.c).Lookup(it.q.sql, it.q.stable())
+			it.a.st = br.ex.statement(br.s.c, it.q.sql, it.q.stable())
 		}
 		br.ex.decide(br.ctx, br.s.c, it.a.st)
 		if it.a.st.Description() != nil {

@@ -79,10 +79,10 @@ func (ex *Executor) prepareAttempt(ctx context.Context, c *prepare.Conn, q *call
 	a.runs++
 	a.stage = stageLearn
 	if a.st == nil {
-		a.st = ex.catalog(c).Lookup(q.sql, q.stable())
+		a.st = ex.statement(c, q.sql, q.stable())
 	}
 	a.decision = ex.decide(ctx, c, a.st)
-	c.Renew(ex, a.decision.Number)
+	ex.renew(c, a.decision)
 	a.d = a.st.Description()
 	if a.d == nil || (c.PgConn().TxStatus() == 'I' && a.st.Doubt(descriptionAge)) {
 		d, err := a.st.Learn(ctx, c, begin)

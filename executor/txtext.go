@@ -154,7 +154,7 @@ func (t *tx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDe
 	if t.statementMode() {
 		return nil, ErrStatementMode
 	}
-	st := t.ex.catalog(t.s.c).Lookup(sql, true)
+	st := t.ex.statement(t.s.c, sql, true)
 	d := st.Description()
 	if d == nil {
 		t.traceBegin(ctx)
