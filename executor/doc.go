@@ -22,6 +22,9 @@
 //
 // # Limits
 //
+// The executor chooses how statements are sent: DefaultQueryExecMode of the pool counts only for what goes past it. An explicit
+// QueryExecMode argument counts always.
+//
 // Names that were prepared with pgx.Conn.Prepare, in AfterConnect for instance, are not looked up: pass the text. Session state does not
 // survive a transaction pooler with this package either: SET without LOCAL, advisory locks of the session, LISTEN (see package notify),
 // temporary tables, WITH HOLD cursors. Results of a batch that were handed out cannot be taken back, so a batch that fails after its first
