@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,8 +46,11 @@ func mmdebstrapArgs(suite string) []string {
 	}
 }
 
-// mirrors returns where to look for a suite, most likely first: where the environment says, where this machine's own
-// packages come from, Debian's, and the archive of suites that have left it.
+// ownMirror stands for the mirror that mmdebstrap itself takes for a suite of Debian.
+const ownMirror = ""
+
+// mirrors returns where to look for a suite, most likely first: where the environment says, or else where this machine's own packages come
+// from, and mmdebstrap's own choice. A suite that has left the mirrors needs TESTENV_DEBIAN_MIRROR.
 func mirrors() []string {
 	if m := os.Getenv("TESTENV_DEBIAN_MIRROR"); m != "" {
 		return []string{m}
@@ -68,9 +72,7 @@ func mirrors() []string {
 			add(uri)
 		}
 	}
-	add("http://deb.debian.org/debian")
-	add("http://archive.debian.org/debian")
-	return list
+	return append(list, ownMirror)
 }
 
 // ErrNoMmdebstrap says that an image could not be built without a registry for want of one program.
@@ -84,12 +86,16 @@ func (e *Engine) importDebian(ctx context.Context, s suite.Suite, base string) e
 	}
 	var errs []error
 	for _, mirror := range mirrors() {
-		err := e.importFrom(ctx, program, append(mmdebstrapArgs(s.Name), mirror), base)
+		args := mmdebstrapArgs(s.Name)
+		if mirror != ownMirror {
+			args = append(args, mirror)
+		}
+		err := e.importFrom(ctx, program, args, base)
 		var noMirror *mirrorError
 		if !errors.As(err, &noMirror) {
 			return err // nil, or what another mirror would not mend
 		}
-		errs = append(errs, fmt.Errorf("%s: %w", mirror, err))
+		errs = append(errs, fmt.Errorf("%s: %w", cmp.Or(mirror, "mmdebstrap's own mirror"), err))
 	}
 	return fmt.Errorf("no mirror served (TESTENV_DEBIAN_MIRROR names another): %w", errors.Join(errs...))
 }
