@@ -38,7 +38,6 @@ insert into events (id, type, payload, handlers) select gen_random_uuid(), 'old'
 insert into deliveries (event_id, handler, status) select id, 'mailer', 1 from events;
 analyze;`
 
-
 // publish is a long statement, of the size and shape of an outbox publish that reserves sequences, inserts events and deliveries.
 const publish = `with input as (
   select * from unnest($1::uuid[], $2::text[], $3::text[], $4::jsonb[], $5::jsonb[]) with ordinality as t(id, type, key, payload, headers, ord)
