@@ -76,7 +76,7 @@ func (s *cutStand) committed(ctx context.Context, n int) ([]int, error) {
 // behind a pooler until it lends no server, and every process is one it knows. A process that it has dropped may not have read yet what it
 // was sent last.
 func (s *cutStand) settled(ctx context.Context, pid uint32) error {
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(30 * time.Second); ; { // a machine with other work may starve a process for long
 		done, err := s.isSettled(ctx, int32(pid)) //nolint:gosec // a process id fits
 		if done || err != nil {
 			return err

@@ -132,7 +132,7 @@ func NewDispatcher(sub *Subscription, h Handler, cfg DispatcherConfig) (*Dispatc
 var ErrRunning = errors.New("outbox: dispatcher: already running")
 
 // Run delivers until ctx is done. Then it starts no more events, waits for the handlers that run, records what they did, gives
-// its lanes to the others at once, and returns nil. It outlives any failure of the database, which it logs once; what it
+// its lanes back, which the others take within two seconds, and returns nil. It outlives any failure of the database, which it logs once; what it
 // returns are states that do not pass: [ErrNotMigrated], [ErrRebaseNeeded], [ErrUnsubscribed], and executor.ErrStatementMode for handlers
 // of a kind with a transaction. The others work in statement mode too, for each of a dispatcher's transactions is one request.
 //

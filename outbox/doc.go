@@ -30,8 +30,14 @@
 // each of their transactions is one request; Migrate, Subscribe and the decisions of people (Retry, Replay and so on) need transaction
 // mode or a direct connection.
 //
-// # The rooms
+// # Wake-ups
 //
-// publish.go and event.go write the log; tick.go and page.go read it; lease.go says who may, cursor.go how far. runner.go is the loop of one
-// Run, group.go its round trip, job.go and steps.go what a lane has with the handlers, failed.go what stands beside the way.
+// A dispatcher learns of its own process's events at once and of others' at its next poll, or sooner by way of a [notify.Listener]:
+//
+//	l, err := notify.NewListener(pool, notify.ListenerConfig{Sender: ex.Sender()})
+//	d, err := outbox.NewDispatcher(sub, handler, outbox.DispatcherConfig{Proven: l.Healthy})
+//	l.Handle(store.Channel(), d)
+//	go l.Run(ctx)
+//
+// [notify.Listener]: https://pkg.go.dev/github.com/bounceproof/bounceproof/notify#Listener
 package outbox

@@ -65,7 +65,14 @@ func (s shares) mine() int {
 	return int(n)
 }
 
+// shortInterval is the time between two looks of a dispatcher that has less than its share: a lane that was given back should not rest until
+// the next ordinary look.
+const shortInterval = 150 * time.Millisecond
+
 func (r *runner) heartbeatInterval() time.Duration {
+	if r.short {
+		return backoff.Spread(min(r.d.cfg.LeaseDuration/3, shortInterval), 0.1)
+	}
 	return backoff.Spread(min(r.d.cfg.LeaseDuration/3, rebalanceInterval), 0.1)
 }
 
@@ -152,7 +159,8 @@ func (r *runner) rebalance(ctx context.Context, sh shares) error {
 			}
 		}
 	}
-	if staying >= want || sh.free == 0 {
+	r.short = staying < want
+	if !r.short || sh.free == 0 {
 		return nil
 	}
 	var b pgx.Batch
@@ -167,6 +175,7 @@ func (r *runner) rebalance(ctx context.Context, sh shares) error {
 	for id, token := range claimed {
 		r.lanes[id] = &lane{id: id, token: token}
 	}
+	r.short = staying+len(claimed) < want
 	return nil
 }
 

