@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
 )
 
 // envURL is the environment variable with the connection string, where none is given.
@@ -24,4 +25,12 @@ func poolConfig(url string) (*pgxpool.Config, error) {
 		return nil, errConnString
 	}
 	return cfg, nil
+}
+
+// noArgs refuses arguments without repeating them: what stands in the wrong place is most likely a connection string.
+func noArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return errors.New("this command takes no such argument; a connection string goes into --url or " + envURL)
+	}
+	return nil
 }

@@ -125,3 +125,13 @@ func (w *watched) String() string {
 	defer w.mu.Unlock()
 	return w.buf.String()
 }
+
+// A connection string in the wrong place is not repeated: it may hold a password.
+func TestAMisplacedConnectionStringIsNotRepeated(t *testing.T) {
+	for _, args := range [][]string{{"outbox"}, {"outbox", "status"}, {"outbox", "migrate"}, {"outbox", "tail"}} {
+		code, stdout, stderr := command(t.Context(), append(args, "postgres://app:sesame@127.0.0.1/db")...)
+		if code == 0 || strings.Contains(stdout+stderr, "sesame") || !strings.Contains(stderr, "--url") {
+			t.Errorf("%v: status %d, %s%s", args, code, stdout, stderr)
+		}
+	}
+}

@@ -30,7 +30,7 @@ func newOutbox() *cobra.Command {
 
 The connection string is taken from --url, from DATABASE_URL, or from PGHOST and its like. It may lead through a pooler in
 transaction mode.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.PersistentFlags().StringVar(&f.url, "url", "", "connection string (others can see it in the list of processes: prefer DATABASE_URL)")
@@ -53,7 +53,7 @@ The first run fixes the number of lanes, which is how many dispatchers of one su
 
 After a restore into another cluster dispatchers refuse to work. With --rebase every subscription goes back to its first
 event that was not delivered for certain: some may come again, none is lost.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.with(cmd.Context(), func(ctx context.Context, store *outbox.Store) error {
 				if rebase {

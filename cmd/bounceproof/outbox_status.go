@@ -22,7 +22,7 @@ func newOutboxStatus(f *outboxFlags) *cobra.Command {
 
 Pending events are counted one by one, so this takes its time where many are. Retrying events have failed and will be
 tried again, parked ones stand behind a failed one of their key, dead ones wait for retry or discard.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.with(cmd.Context(), func(ctx context.Context, store *outbox.Store) error {
 				st, err := store.Status(ctx)

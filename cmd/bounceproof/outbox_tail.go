@@ -41,7 +41,7 @@ func newOutboxTail(f *outboxFlags) *cobra.Command {
 
 It is a subscription of its own, which nobody else notices, and which is removed at the end. Events of one key come in
 order. Payloads are shortened, except with --json, where they are base64 if they are no JSON.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			start, err := parseStart(from, time.Now())
 			if err != nil {
