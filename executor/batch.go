@@ -21,7 +21,7 @@ import (
 func (ex *Executor) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	opts, begins := batchTx(b)
 	if begins {
-		if ex.latch.Decision().Topology.Mode == fallback.ModeStatement {
+		if ex.statementMode() {
 			return pgx.FailedBatchResults(b, ErrStatementMode)
 		}
 		t, err := ex.newTx(ctx, opts)

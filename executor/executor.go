@@ -210,6 +210,11 @@ func (ex *Executor) look(ctx context.Context) {
 	}
 }
 
+// statementMode reports whether the pooler is known to refuse transactions.
+func (ex *Executor) statementMode() bool {
+	return ex.latch.Decision().Topology.Mode == fallback.ModeStatement
+}
+
 // probe looks at the pooler on connections of its own.
 func (ex *Executor) probe(ctx context.Context) (fallback.Topology, error) {
 	probeCtx := ctx

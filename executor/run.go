@@ -163,11 +163,7 @@ func (ex *Executor) sendGroup(
 	if ask {
 		g.AddText(backendText)
 	}
-	add := g.Add
-	if a.strategy == prepare.Shared {
-		add = g.AddBound
-	}
-	if err := add(e); err != nil {
+	if err := addAsChosen(g, e); err != nil {
 		return nil, nil, 0, err
 	}
 	a.stage = stageSent
@@ -184,6 +180,25 @@ func (ex *Executor) sendGroup(
 		ex.prove(ctx, c, a, backend)
 	}
 	return rr, g, backend, nil
+}
+
+// addAsChosen adds an execution whose strategy was chosen with regard to its server connection: [prepare.Shared] is bound, and not parsed.
+func addAsChosen(g *prepare.Group, e prepare.Execution) error {
+	if e.Strategy == prepare.Shared {
+		return g.AddBound(e)
+	}
+	return g.Add(e)
+}
+
+// conclude reads the answer to a statement to its end, and that of the group it rode in, if any.
+func conclude(rr *pgconn.ResultReader, g *prepare.Group) (pgconn.CommandTag, error) {
+	tag, err := rr.Close()
+	if g != nil {
+		if groupErr := g.Close(); err == nil {
+			err = groupErr
+		}
+	}
+	return tag, err
 }
 
 // readOpening reads the results of what rode in front, and then the statement's.
@@ -256,12 +271,7 @@ func (ex *Executor) exec(ctx context.Context, s *session, q *call) (pgconn.Comma
 		var tag pgconn.CommandTag
 		rr, g, err := ex.send(ctx, s.c, q, &a)
 		if err == nil {
-			tag, err = rr.Close()
-			if g != nil {
-				if gErr := g.Close(); err == nil {
-					err = gErr
-				}
-			}
+			tag, err = conclude(rr, g)
 		}
 		ex.count(s.c)
 		if err == nil {

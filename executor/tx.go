@@ -8,8 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/bounceproof/bounceproof/fallback"
 )
 
 // Tx is a transaction of an [Executor]. It is a pgx.Tx, with the differences that its methods' comments here state, and not safe for
@@ -320,9 +318,9 @@ func (t *tx) nest(parent nestable) *savepoint {
 	return sp
 }
 
-// statementMode reports whether the pooler is known to refuse transactions.
+// statementMode is the executor's.
 func (t *tx) statementMode() bool {
-	return t.ex.latch.Decision().Topology.Mode == fallback.ModeStatement
+	return t.ex.statementMode()
 }
 
 // failed judges an error that came without an attempt.

@@ -163,16 +163,7 @@ func (t *tx) sendQueue(ctx context.Context, attempts []attempt, implicit bool) (
 		if err := q.rewrite(ctx, c.Conn()); err != nil {
 			return &attempt{stage: stageEncode, fresh: true}, err
 		}
-		var begin []string
-		if !implicit {
-			begin = t.pending
-		}
-		learns := c.Learns
-		err := t.ex.prepareAttempt(ctx, c, q, a, begin)
-		if c.Learns != learns && !implicit {
-			t.sent(err)
-		}
-		if err != nil {
+		if err := t.prepareAttempt(ctx, q, a, !implicit); err != nil {
 			return a, err
 		}
 		a.stage = stageEncode
@@ -185,16 +176,7 @@ func (t *tx) sendQueue(ctx context.Context, attempts []attempt, implicit bool) (
 	}
 	for i := range t.queue {
 		a := &attempts[i]
-		add := g.Add
-		if a.strategy == prepare.Shared || a.strategy == prepare.SharedParse {
-			if !a.forced {
-				a.strategy = t.sharedStrategy(a.d.Name())
-			}
-			if a.strategy == prepare.Shared {
-				add = g.AddBound
-			}
-		}
-		if err := add(t.ex.execution(c, &t.queue[i], a)); err != nil {
+		if err := addAsChosen(g, t.ex.execution(c, &t.queue[i], a)); err != nil {
 			return a, err
 		}
 	}

@@ -14,25 +14,14 @@ import (
 // start sends one statement of the transaction, with every text in front that has not been sent yet, up to its row description. The group
 // is nil when the statement went alone.
 func (t *tx) start(ctx context.Context, q *call, a *attempt) (*pgconn.ResultReader, *prepare.Group, error) {
-	if t.ex.latch.Decision().Topology.Mode == fallback.ModeStatement {
+	if t.statementMode() {
 		return nil, nil, ErrStatementMode
 	}
 	c := t.s.c
-	learns := c.Learns
-	err := t.ex.prepareAttempt(ctx, c, q, a, t.pending)
-	if c.Learns != learns {
-		t.sent(err)
-	}
-	if err != nil {
+	if err := t.prepareAttempt(ctx, q, a, true); err != nil {
 		return nil, nil, err
 	}
-	ask := t.ex.unproven(c, a)
-	if a.strategy == prepare.Shared || a.strategy == prepare.SharedParse {
-		ask = t.backend == 0
-		if !a.forced {
-			a.strategy = t.sharedStrategy(a.d.Name())
-		}
-	}
+	ask := t.ex.unproven(c, a) || isShared(a.strategy) && t.backend == 0
 	a.stage = stageEncode
 	e := t.ex.execution(c, q, a)
 	if len(t.pending) == 0 && !ask {
@@ -55,6 +44,28 @@ func (t *tx) start(ctx context.Context, q *call, a *attempt) (*pgconn.ResultRead
 	t.begun, t.pending = true, nil
 	return rr, g, nil
 }
+
+// prepareAttempt is the executor's, with the strategy that suits the transaction's server connection. ride says that the pending texts precede
+// what is sent.
+func (t *tx) prepareAttempt(ctx context.Context, q *call, a *attempt, ride bool) error {
+	c := t.s.c
+	var begin []string
+	if ride {
+		begin = t.pending
+	}
+	learns := c.Learns
+	err := t.ex.prepareAttempt(ctx, c, q, a, begin)
+	if ride && c.Learns != learns {
+		t.sent(err)
+	}
+	if err == nil && isShared(a.strategy) && !a.forced {
+		a.strategy = t.sharedStrategy(a.d.Name())
+	}
+	return err
+}
+
+// isShared reports whether a strategy uses names that a connection shares with others.
+func isShared(s prepare.Strategy) bool { return s == prepare.Shared || s == prepare.SharedParse }
 
 // sent takes note of what became of a request that carried the pending texts: unless nothing was sent, they have arrived, if the server says
 // that a transaction is open.
@@ -84,12 +95,7 @@ func (t *tx) exec(ctx context.Context, q *call) (pgconn.CommandTag, error) {
 		var tag pgconn.CommandTag
 		rr, g, err := t.start(ctx, q, &a)
 		if err == nil {
-			tag, err = rr.Close()
-			if g != nil {
-				if gErr := g.Close(); err == nil {
-					err = gErr
-				}
-			}
+			tag, err = conclude(rr, g)
 		}
 		t.ex.count(t.s.c)
 		if err == nil {
@@ -129,7 +135,7 @@ func (t *tx) query(ctx context.Context, q *call, r *rows) error {
 func (t *tx) succeeded(ctx context.Context, a *attempt) {
 	t.virgin, t.lost = false, nil // a loss before it was undone with a savepoint
 	t.ex.succeeded(ctx, a)
-	if a.strategy == prepare.Shared || a.strategy == prepare.SharedParse {
+	if isShared(a.strategy) {
 		t.ex.shared.add(t.backend, a.d.Name())
 	}
 }
@@ -161,7 +167,6 @@ func (t *tx) judge(ctx context.Context, a *attempt, err error) (again bool, _ er
 		return false, t.fail(a, err)
 	}
 	if sent {
-		t.ex.shared.forget(t.backend) // one name was missing, so others may be
 		t.pending = nil
 		if t.s.c.PgConn().TxStatus() != 'I' {
 			t.pending = append(t.pending, "rollback")

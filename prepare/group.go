@@ -157,9 +157,6 @@ func (g *Group) Next() (*pgconn.ResultReader, error) {
 	return nil, g.err
 }
 
-// At returns the index of the item whose result failed, or the number of results read.
-func (g *Group) At() int { return g.next }
-
 // fail keeps the first failure.
 func (g *Group) fail(err error) {
 	if g.err == nil {
@@ -187,23 +184,4 @@ func (g *Group) Close() error {
 		g.fail(err)
 	}
 	return g.err
-}
-
-// Executions returns the executions of the group in order, without its texts.
-func (g *Group) Executions() []Execution {
-	var es []Execution
-	for i := range g.items {
-		if g.items[i].text == "" {
-			es = append(es, g.items[i].e)
-		}
-	}
-	return es
-}
-
-// Failed returns the execution that the first failure belongs to; false if it was a text's, or the whole group's.
-func (g *Group) Failed() (Execution, bool) {
-	if g.err == nil || g.next >= len(g.items) || g.items[g.next].text != "" {
-		return Execution{}, false
-	}
-	return g.items[g.next].e, true
 }
