@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,53 +18,6 @@ import (
 	"github.com/bounceproof/bounceproof/internal/pgscript"
 	"github.com/bounceproof/bounceproof/prepare"
 )
-
-// tripping is a context that ends by itself when it is looked at for the kth time. late is how many more looks it takes until Done says
-// what Err says already: the standard library's contexts set Err first, so another goroutine's cancel can show in one and not yet in the
-// other.
-type tripping struct {
-	context.Context
-	done chan struct{}
-
-	mu   sync.Mutex
-	k    int
-	late int
-}
-
-func tripAt(ctx context.Context, k, late int) *tripping {
-	return &tripping{Context: ctx, done: make(chan struct{}), k: k, late: late}
-}
-
-func (c *tripping) look() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.k--
-	if c.k == -c.late {
-		close(c.done)
-	}
-	return c.k <= 0
-}
-
-func (c *tripping) tripped() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.k <= 0
-}
-
-// Done and Err are looked at; Deadline is none.
-func (c *tripping) Done() <-chan struct{} {
-	c.look()
-	return c.done
-}
-
-func (c *tripping) Err() error {
-	if c.look() {
-		return context.Canceled
-	}
-	return nil
-}
-
-func (c *tripping) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // question is a call that has to give the number it was asked for, or an error.
 type question struct {
@@ -226,9 +178,9 @@ func TestContextEndsAtAnyLook(t *testing.T) {
 								t.Fatal(err)
 							}
 							before := s.ex.Stats()
-							ctx := tripAt(t.Context(), k, late)
+							ctx := pgscript.TripAt(t.Context(), k, late)
 							got, err := q.ask(ctx, s.ex, 4000)
-							tripped := ctx.tripped()
+							tripped := ctx.Tripped()
 							what := fmt.Sprintf("%s, warm %t, late %d, look %d", q.name, warm, late, k)
 							switch {
 							case err == nil && got != 4000:
@@ -428,9 +380,9 @@ func TestContextEndsOnServers(t *testing.T) {
 					if _, err := q.ask(t.Context(), ex, k); err != nil {
 						t.Fatalf("%s: %v", q.name, err)
 					}
-					ctx := tripAt(t.Context(), k, 0)
+					ctx := pgscript.TripAt(t.Context(), k, 0)
 					got, err := q.ask(ctx, ex, 4000+k)
-					tripped := ctx.tripped()
+					tripped := ctx.Tripped()
 					if err == nil && got != 4000+k || err != nil && (!tripped || !errors.Is(err, context.Canceled)) {
 						t.Errorf("%s, look %d: %d, %v", q.name, k, got, err)
 					}

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/pgscript"
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
@@ -111,7 +112,7 @@ func TestNothingIsLeftOnServers(t *testing.T) {
 						t.Errorf("%s: %v", q.name, err)
 					}
 					for k := 1 + i; k < 20; k += 3 {
-						_, _ = q.ask(tripAt(t.Context(), k, 0), ex, 2)
+						_, _ = q.ask(pgscript.TripAt(t.Context(), k, 0), ex, 2)
 					}
 				}
 				bad := []func() error{

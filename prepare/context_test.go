@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -14,52 +12,6 @@ import (
 	"github.com/bounceproof/bounceproof/internal/pgscript"
 	"github.com/bounceproof/bounceproof/prepare"
 )
-
-// tripping is a context that ends by itself when it is looked at for the kth time. late is how many more looks it takes until Done says
-// what Err says already: the contexts of the standard library set Err first, so another goroutine's cancel can show in one and not yet in
-// the other.
-type tripping struct {
-	context.Context
-	done chan struct{}
-
-	mu   sync.Mutex
-	k    int
-	late int
-}
-
-func tripAt(ctx context.Context, k, late int) *tripping {
-	return &tripping{Context: ctx, done: make(chan struct{}), k: k, late: late}
-}
-
-func (c *tripping) look() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.k--
-	if c.k == -c.late {
-		close(c.done)
-	}
-	return c.k <= 0
-}
-
-func (c *tripping) tripped() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.k <= 0
-}
-
-func (c *tripping) Done() <-chan struct{} {
-	c.look()
-	return c.done
-}
-
-func (c *tripping) Err() error {
-	if c.look() {
-		return context.Canceled
-	}
-	return nil
-}
-
-func (c *tripping) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // Whatever a context does to a request, the connection is closed or the next statement gets its own answer. The trap is a prefix of Close
 // and Parse that stays in pgx's buffer.
@@ -104,9 +56,9 @@ func TestContextThatEndsAtAnyLook(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				ctx := tripAt(t.Context(), k, late)
+				ctx := pgscript.TripAt(t.Context(), k, late)
 				err := call(ctx, w, d)
-				tripped := ctx.tripped()
+				tripped := ctx.Tripped()
 				if err != nil && !tripped {
 					t.Fatalf("%s, look %d: %v", name, k, err)
 				}
