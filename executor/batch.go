@@ -3,23 +3,25 @@ package executor
 import (
 	"context"
 	"errors"
-	"reflect"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/fallback"
-	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/internal/pgxinternals"
+	"github.com/bounceproof/bounceproof/internal/selector"
+	"github.com/bounceproof/bounceproof/internal/sqltext"
+	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
 // SendBatch sends all queued queries in one flush, as pgxpool.Pool.SendBatch does, after learning the texts the executor does not know in
-// one round trip more. Items take prepare.Stable and a QueryRewriter as leading arguments. Batch.BeginTx is honoured: the transaction of
+// one round trip more. Items take statement.Stable and a QueryRewriter as leading arguments. Batch.BeginTx is honoured: the transaction of
 // BatchResults.Tx is a [Tx].
 //
-// A batch is run again unseen, once, when a prepared statement was lost, as long as no result has reached the caller and no item is
+// A batch is run again unseen when a prepared statement was lost, as long as no result has reached the caller and no item is
 // transaction control. That covers a failure of the first item, and with Close as the only call any item's.
 func (ex *Executor) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	opts, begins := batchTx(b)
+	opts, begins := pgxinternals.BatchTxOptions(b)
 	if begins {
 		if ex.statementMode() {
 			return pgx.FailedBatchResults(b, ErrStatementMode)
@@ -29,7 +31,7 @@ func (ex *Executor) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 			return pgx.FailedBatchResults(b, err)
 		}
 		// The batch's first item is BEGIN itself, and the batch is no first statement that could be redone.
-		t.opening, t.pending, t.unshown, t.virgin = nil, nil, nil, false
+		t.preamble.replaced()
 		br := &batchResults{ex: ex, t: t, begins: true, s: &t.s, b: b, ctx: ctx}
 		br.start()
 		return br
@@ -49,7 +51,7 @@ func (t *tx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 }
 
 func (t *tx) sendBatch(ctx context.Context, queue *[]call, b *pgx.Batch) pgx.BatchResults {
-	_, begins := batchTx(b)
+	_, begins := pgxinternals.BatchTxOptions(b)
 	switch {
 	case t.closed:
 		return pgx.FailedBatchResults(b, pgx.ErrTxClosed)
@@ -69,18 +71,6 @@ func (t *tx) sendBatch(ctx context.Context, queue *[]call, b *pgx.Batch) pgx.Bat
 	return br
 }
 
-// batchTx returns the options that Batch.BeginTx was called with. pgx keeps them to itself; reading them by reflection is the only way to
-// honour the call, and a pgx that renames the field makes the test of BeginTx fail.
-func batchTx(b *pgx.Batch) (opts pgx.TxOptions, begins bool) {
-	f := reflect.ValueOf(b).Elem().FieldByName("txOptions")
-	if !f.IsValid() || f.IsNil() {
-		return opts, false
-	}
-	opts.BeginQuery = b.QueuedQueries[0].SQL
-	opts.CommitQuery = f.Elem().FieldByName("CommitQuery").String()
-	return opts, true
-}
-
 // batchItem is one query of a batch; a text goes as it is, without being learnt.
 type batchItem struct {
 	q    call
@@ -93,18 +83,20 @@ type batchResults struct {
 	ex     *Executor
 	t      *tx // nil outside a transaction
 	begins bool
-	tries  int // how often it was sent, or tried to be
+	runs   int // how often it was sent, or tried to be
 	s      *session
 	b      *pgx.Batch
 	ctx    context.Context
 	tracer pgx.BatchTracer
 
 	items     []batchItem
-	g         *prepare.Group
+	decision  *selector.Decision   // one for the whole batch
+	g         *statement.Group     // nil until it is sent, and when it is to be sent anew
 	first     *pgconn.ResultReader // the first result, read ahead
 	last      *rows                // the rows handed out last
 	next      int                  // the item whose result is next
 	delivered bool                 // a result has reached the caller
+	silent    bool                 // none has, and none will before the end: try reads all of them
 	control   bool                 // an item is transaction control, or may commit
 	err       error
 	closed    bool
@@ -112,7 +104,7 @@ type batchResults struct {
 
 var _ pgx.BatchResults = (*batchResults)(nil)
 
-// start sends the batch and reads up to the first result, at most twice.
+// start sends the batch and reads up to the first result.
 func (br *batchResults) start() {
 	if len(br.b.QueuedQueries) == 0 {
 		return // not traced, as in pgx
@@ -132,21 +124,36 @@ func (br *batchResults) start() {
 			it.q.sql = br.t.alias(it.q.sql)
 			it.a.unnamed = br.t.unnamed
 		}
-		it.text = len(it.q.args) == 0 && isControl(it.q.sql)
-		br.control = br.control || it.text || mayCommit(it.q.sql)
+		kind := sqltext.Of(it.q.sql)
+		it.text = len(it.q.args) == 0 && kind&sqltext.Control != 0
+		br.control = br.control || it.text || kind&sqltext.MayCommit != 0
 	}
-	for {
-		failed, err := br.send()
-		if err == nil {
-			br.first, err = br.g.Next()
-			failed = br.attemptAt(0)
-			br.ex.count(br.s.c)
+	if err := br.ex.run(br.ctx, br.s, br); err != nil {
+		br.fail(err)
+	}
+}
+
+// try implements [task]. It reads the first result: what the server refuses at Parse or Bind of the first item shows there, while the batch can
+// still be sent anew.
+func (br *batchResults) try(context.Context) (*attempt, error) {
+	if br.g == nil {
+		if failed, err := br.send(); err != nil {
+			return failed, err
 		}
-		if err == nil {
-			return
-		}
-		if !br.again(failed, err) {
-			return
+	}
+	if br.silent {
+		return br.readAll()
+	}
+	var err error
+	br.first, err = br.g.Next()
+	return br.attemptAt(0), err
+}
+
+// succeeded implements [task].
+func (br *batchResults) succeeded(ctx context.Context) {
+	for i := range br.items {
+		if a := br.attemptAt(i); a != nil && br.silent {
+			br.ex.succeeded(ctx, br.s.c, a)
 		}
 	}
 }
@@ -159,8 +166,8 @@ func (br *batchResults) attemptAt(i int) *attempt {
 	return &br.items[i].a
 }
 
-// again judges a failure and reports whether the batch is to be sent once more; if not, the failure is kept.
-func (br *batchResults) again(failed *attempt, err error) bool {
+// retry implements [task].
+func (br *batchResults) retry(ctx context.Context, failed *attempt, err error) (bool, error) {
 	if br.g != nil {
 		_ = br.g.Close()
 		br.g = nil
@@ -168,8 +175,8 @@ func (br *batchResults) again(failed *attempt, err error) bool {
 			br.t.sent(err)
 		}
 	}
-	br.first = nil
-	if br.tries++; failed == nil || br.tries >= maxRuns {
+	br.first, br.next = nil, 0
+	if br.runs++; failed == nil || br.runs >= maxRuns {
 		last := attempt{stage: stageSent}
 		if failed != nil {
 			last = *failed
@@ -179,7 +186,7 @@ func (br *batchResults) again(failed *attempt, err error) bool {
 	}
 	phase := fallback.PhaseAlone
 	switch {
-	case br.t != nil && (br.t.begun || !br.begins):
+	case br.t != nil && (br.t.preamble.begun || !br.begins):
 		phase = br.t.phase()
 	case br.control:
 		phase = fallback.PhaseInside
@@ -187,23 +194,22 @@ func (br *batchResults) again(failed *attempt, err error) bool {
 	if phase == fallback.PhaseBegin || br.begins {
 		phase = fallback.PhaseInside // only a single first statement is redone
 	}
-	again, err := br.ex.judge(br.ctx, br.s, failed, phase, err)
+	again, err := br.ex.decideRetry(ctx, br.s, failed, phase, err)
 	if !again {
 		if br.t != nil {
-			br.t.virgin = false
+			br.t.preamble.use()
 			err = br.t.fail(failed, err)
 		}
-		br.fail(err)
-		return false
+		return false, err
 	}
 	if failed.forced {
 		for i := range br.items {
-			if a := &br.items[i].a; a.strategy != prepare.Unprepared {
-				a.strategy, a.forced = failed.strategy, true
+			if a := &br.items[i].a; a.strategy == fallback.Named || a.strategy == fallback.Shared {
+				a.strategy, a.parse, a.forced = failed.strategy, failed.parse, true
 			}
 		}
 	}
-	return true
+	return true, err
 }
 
 // send learns what is not known, fills the group and flushes it. It returns the attempt that failed.
@@ -214,7 +220,7 @@ func (br *batchResults) send() (*attempt, error) {
 	}
 	g := c.NewGroup()
 	if br.t != nil {
-		for _, text := range br.t.pending {
+		for _, text := range br.t.preamble.unsent {
 			g.AddText(text)
 		}
 	}
@@ -225,12 +231,12 @@ func (br *batchResults) send() (*attempt, error) {
 			continue
 		}
 		it.a.stage = stageLearn
-		if err := br.ex.prepareAttempt(br.ctx, c, &it.q, &it.a, nil); err != nil {
+		if err := br.ex.prepareAttempt(br.ctx, c, &it.q, &it.a, br.decision, nil); err != nil {
 			return &it.a, err
 		}
 		it.a.stage = stageEncode
 		e := br.ex.execution(c, &it.q, &it.a)
-		e.Reparse = br.reparse(i, &it.a)
+		e.Parse = it.a.strategy == fallback.Shared || br.reparse(i, &it.a) // in a group nothing is bound on trust
 		if err := g.Add(e); err != nil {
 			return &it.a, err
 		}
@@ -245,8 +251,8 @@ func (br *batchResults) send() (*attempt, error) {
 	if br.t == nil {
 		return nil, nil
 	}
-	br.t.virgin = false
-	for range br.t.pending {
+	br.t.preamble.use()
+	for range br.t.preamble.unsent {
 		rr, err := g.Next()
 		if err == nil {
 			_, err = rr.Close()
@@ -255,7 +261,9 @@ func (br *batchResults) send() (*attempt, error) {
 			return nil, err
 		}
 	}
-	br.t.begun, br.t.pending = !br.begins, nil
+	if !br.begins {
+		br.t.preamble.arrived()
+	}
 	return nil, nil
 }
 
@@ -267,24 +275,24 @@ func (br *batchResults) reparse(i int, a *attempt) bool {
 		return a.decision.Pooled
 	}
 	first := br.attemptAt(0)
-	return i > 0 && !br.control && br.t == nil && (first == nil || first.strategy != prepare.Named)
+	return i > 0 && !br.control && br.t == nil && (first == nil || first.strategy != fallback.Named)
 }
 
 // learn asks for all descriptions that are missing in one round trip.
 func (br *batchResults) learn() (*attempt, error) {
-	var missing []*prepare.Statement
+	var missing []*statement.Statement
 	var whose []*attempt
-	seen := map[*prepare.Statement]bool{}
+	seen := map[*statement.Statement]bool{}
+	stable := false
+	for i := range br.items {
+		if it := &br.items[i]; !it.text {
+			stable = br.ex.lookup(br.s.c, &it.q, &it.a).Stable() || stable
+		}
+	}
+	br.decision = br.ex.decide(br.ctx, br.s.c, stable)
 	for i := range br.items {
 		it := &br.items[i]
-		if it.text {
-			continue
-		}
-		if it.a.st == nil {
-			it.a.st = br.ex.statement(br.s.c, it.q.sql, it.q.stable())
-		}
-		br.ex.decide(br.ctx, br.s.c, it.a.st)
-		if it.a.st.Description() != nil {
+		if it.text || it.a.st.Description() != nil {
 			continue
 		}
 		it.a.fresh, it.a.stage = true, stageLearn
@@ -300,31 +308,12 @@ func (br *batchResults) learn() (*attempt, error) {
 	}
 	var begin []string
 	if br.t != nil {
-		begin = br.t.pending
+		begin = br.t.preamble.unsent
 	}
 	learnt, err := br.s.c.LearnAll(br.ctx, missing, begin)
-	br.ex.count(br.s.c)
+	br.ex.countMessages(br.s.c)
 	if br.t != nil {
 		br.t.sent(err)
 	}
 	return whose[min(len(learnt), len(whose)-1)], err
-}
-
-// mayCommit reports whether a statement may commit on its way, and with itself what its Sync group ran before it: a procedure and a DO
-// block can, as can what PostgreSQL runs in transactions of its own. What such a group did is not taken back by a later item's failure.
-func mayCommit(sql string) bool {
-	switch prepare.Keyword(sql) {
-	case "call", "do", "vacuum", "analyze", "cluster", "reindex", "create", "drop", "alter":
-		return true
-	}
-	return false
-}
-
-// isControl reports whether a text begins, ends or cuts a transaction, or sets something for it: what is sent as it is, in its place.
-func isControl(sql string) bool {
-	switch prepare.Keyword(sql) {
-	case "begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release", "prepare", "set":
-		return true
-	}
-	return false
 }

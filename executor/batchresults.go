@@ -36,7 +36,7 @@ func (br *batchResults) reader() (*pgconn.ResultReader, error) {
 	if rr == nil {
 		var err error
 		if rr, err = br.g.Next(); err != nil {
-			br.judgeItem(br.next, err)
+			br.itemFailed(br.next, err)
 			br.next++
 			return nil, br.err
 		}
@@ -45,8 +45,8 @@ func (br *batchResults) reader() (*pgconn.ResultReader, error) {
 	return rr, nil
 }
 
-// judgeItem keeps the error of item i, after the latch and the catalog have heard of it.
-func (br *batchResults) judgeItem(i int, err error) {
+// itemFailed keeps the error of item i, after the selector and the catalog have heard of it.
+func (br *batchResults) itemFailed(i int, err error) {
 	a := br.attemptAt(i)
 	if a == nil {
 		a = &attempt{stage: stageSent}
@@ -56,18 +56,18 @@ func (br *batchResults) judgeItem(i int, err error) {
 	if br.t == nil && !br.control {
 		phase = fallback.PhaseAlone
 	}
-	_, err = br.ex.judge(br.ctx, br.s, a, phase, err)
+	_, err = br.ex.decideRetry(br.ctx, br.s, a, phase, err)
 	if br.t != nil {
 		err = br.t.fail(a, err)
 	}
 	br.fail(err)
 }
 
-// ended counts and traces the end of item i.
-func (br *batchResults) ended(i int, start time.Time, tag pgconn.CommandTag, err error) {
+// itemDone counts and traces the end of item i.
+func (br *batchResults) itemDone(i int, start time.Time, tag pgconn.CommandTag, err error) {
 	if err == nil {
 		if a := br.attemptAt(i); a != nil {
-			br.ex.succeeded(br.ctx, a)
+			br.ex.succeeded(br.ctx, br.s.c, a)
 		} else {
 			br.ex.counters.passed.Add(1)
 		}
@@ -92,12 +92,12 @@ func (br *batchResults) exec() (pgconn.CommandTag, error) {
 	var tag pgconn.CommandTag
 	if err == nil {
 		if tag, err = rr.Close(); err != nil {
-			br.judgeItem(i, err)
+			br.itemFailed(i, err)
 			err = br.err
 		}
 	}
 	if i < len(br.items) && br.next > i {
-		br.ended(i, start, tag, err)
+		br.itemDone(i, start, tag, err)
 	}
 	return tag, err
 }
@@ -116,7 +116,7 @@ func (br *batchResults) query() *rows {
 	if err != nil {
 		r.fail(err)
 		if i < len(br.items) && br.next > i {
-			br.ended(i, start, r.tag, err)
+			br.itemDone(i, start, r.tag, err)
 		}
 		return r
 	}
@@ -125,7 +125,7 @@ func (br *batchResults) query() *rows {
 		if err := a.readable(br.s.c, &br.items[i].q, rr.FieldDescriptions()); err != nil {
 			br.fail(err)
 			r.fail(err)
-			br.ended(i, start, r.tag, err)
+			br.itemDone(i, start, r.tag, err)
 			return r
 		}
 	}
@@ -133,10 +133,10 @@ func (br *batchResults) query() *rows {
 	r.onClose = func(r *rows) {
 		var pgErr *pgconn.PgError
 		if r.err != nil && (errors.As(r.err, &pgErr) || br.s.c.PgConn().IsClosed()) {
-			br.judgeItem(i, r.err)
+			br.itemFailed(i, r.err)
 			r.err = br.err
 		}
-		br.ended(i, start, r.tag, r.err)
+		br.itemDone(i, start, r.tag, r.err)
 	}
 	return r
 }
@@ -165,22 +165,21 @@ func (br *batchResults) Close() error {
 	br.closed = true
 	if br.g != nil {
 		if err := br.g.Close(); err != nil && br.err == nil {
-			br.judgeItem(len(br.items), err)
+			br.itemFailed(len(br.items), err)
 		}
 	}
-	br.ex.count(br.s.c)
+	br.ex.countMessages(br.s.c)
 	if br.tracer != nil {
 		br.tracer.TraceBatchEnd(br.ctx, br.s.c.Conn(), pgx.TraceBatchEndData{Err: br.err})
 	}
 	switch {
 	case br.begins:
 		br.t.sent(br.err)
-		if !br.t.begun {
+		if !br.t.preamble.begun {
 			br.t.release() // it failed before it began
 		}
-	case br.t != nil:
-	case br.s.pooled != nil:
-		br.s.pooled.Release()
+	case br.t == nil:
+		br.s.release()
 	}
 	return br.err
 }
@@ -192,8 +191,11 @@ func (br *batchResults) drain() {
 	for i := br.next; silent && i < len(br.b.QueuedQueries); i++ {
 		silent = br.b.QueuedQueries[i].Fn == nil
 	}
-	if silent && br.tracer == nil {
-		br.drainSilently()
+	if silent && br.tracer == nil && br.err == nil && br.next < len(br.items) {
+		br.silent = true
+		if err := br.ex.run(br.ctx, br.s, br); err != nil {
+			br.fail(err)
+		}
 	}
 	for br.err == nil && br.next < len(br.items) {
 		item := br.b.QueuedQueries[br.next]
@@ -208,9 +210,9 @@ func (br *batchResults) drain() {
 	}
 }
 
-// drainSilently reads all results to the end of the group, at most twice.
-func (br *batchResults) drainSilently() {
-	for br.err == nil && br.next < len(br.items) {
+// readAll reads all results that are left.
+func (br *batchResults) readAll() (*attempt, error) {
+	for br.next < len(br.items) {
 		rr := br.first
 		br.first = nil
 		var err error
@@ -220,23 +222,10 @@ func (br *batchResults) drainSilently() {
 		if err == nil {
 			_, err = rr.Close()
 		}
-		if err == nil {
-			br.next++
-			continue
+		if err != nil {
+			return br.attemptAt(br.next), err
 		}
-		failed := br.attemptAt(br.next)
-		br.next = 0
-		for br.again(failed, err) {
-			if failed, err = br.send(); err == nil {
-				break
-			}
-		}
+		br.next++
 	}
-	if br.err == nil {
-		for i := range br.items {
-			if a := br.attemptAt(i); a != nil {
-				br.ex.succeeded(br.ctx, a)
-			}
-		}
-	}
+	return nil, nil
 }

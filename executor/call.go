@@ -6,6 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/bounceproof/bounceproof/internal/sqltext"
+	"github.com/bounceproof/bounceproof/internal/statement"
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
@@ -13,17 +15,18 @@ import (
 type call struct {
 	sql      string
 	args     []any // without the options; after rewrite what the rewriter made of them
-	given    []any // as the caller wrote them: tracers see these
+	givenSQL string
+	given    []any // as the caller wrote them, with givenSQL: tracers see these
 	marked   bool
 	mode     pgx.QueryExecMode // 0 is none given
 	rewriter pgx.QueryRewriter
-	formats  prepare.Formats
+	formats  statement.Formats
 }
 
 // readCall takes the options off the arguments by pgx's rule: they lead, in any order, and the last of a kind counts. prepare.Stable is
 // a kind of its own, so that it goes together with a rewriter such as pgx.NamedArgs.
 func readCall(sql string, args []any) call {
-	q := call{sql: sql, args: args, given: args}
+	q := call{sql: sql, args: args, givenSQL: sql, given: args}
 	for len(q.args) > 0 {
 		switch arg := q.args[0].(type) {
 		case pgx.QueryResultFormats:
@@ -33,7 +36,7 @@ func readCall(sql string, args []any) call {
 		case pgx.QueryExecMode:
 			q.mode = arg
 		case pgx.QueryRewriter:
-			if prepare.IsStable(arg) {
+			if arg == pgx.QueryRewriter(prepare.Stable) {
 				q.marked = true
 			} else {
 				q.rewriter = arg
@@ -85,7 +88,7 @@ func (q *call) isPgx(exec bool) bool {
 }
 
 // isCopy reports whether the text is COPY, whose answer only pgx's own paths read past.
-func isCopy(sql string) bool { return prepare.Keyword(sql) == "copy" }
+func isCopy(sql string) bool { return sqltext.Of(sql)&sqltext.Copy != 0 }
 
 // pgxArgs returns the arguments for pgx: the options it has to see again, and the rest.
 func (q *call) pgxArgs() []any {

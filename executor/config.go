@@ -6,27 +6,9 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/statement"
+	"github.com/bounceproof/bounceproof/notify"
 	"github.com/bounceproof/bounceproof/prepare"
-)
-
-// PreparedStatements says whether an executor sends stable statements by name. Its text form (auto, on, off, shared) fits flags,
-// environment variables and YAML.
-type PreparedStatements = fallback.Policy
-
-const (
-	// Auto, the default, finds out what the connections lead to and sends stable statements by name where that holds; when a pooler loses
-	// them it goes to unprepared with one warning, and back when the pooler keeps them again.
-	Auto = fallback.PolicyAuto
-	// On always sends stable statements by name. It never downgrades: a lost statement is returned as [*PreparedStatementError].
-	On = fallback.PolicyOn
-	// Off never uses a name. Results are the same, only slower.
-	Off = fallback.PolicyOff
-	// Shared is Auto, but behind a transaction pooler that forwards names as they are (PgBouncer before 1.21, or newer with
-	// max_prepared_statements=0) it keeps prepared speed: names are content hashes, so whichever server connection answers either has the
-	// statement or does not, and then it is parsed and run again. Every client of the same database role must be trusted: one of them
-	// could create a name of ours with other SQL. Config.StatementSalt narrows that to clients that know the salt.
-	Shared = fallback.PolicyShared
 )
 
 // Config configures an [Executor]. The zero value works. Durations: 0 is the default, negative is off.
@@ -52,8 +34,9 @@ type Config struct {
 	// ProbeTimeout bounds one look at the pooler. Defaults to 2 seconds; negative means that only the caller's context bounds it.
 	ProbeTimeout time.Duration
 
-	// NotifyWindow is the shortest time between two notifying commits of this executor. Defaults to 10 ms.
-	NotifyWindow time.Duration
+	// Sender configures the sender behind [Executor.Notify] and [Executor.Sender]. Its Logger defaults to the executor's, its Options to
+	// prepare.Stable. Guard has no use for it.
+	Sender notify.SenderConfig
 
 	// Logger gets one warning per downgrade and one info per return. It never gets SQL or arguments. Defaults to slog.Default().
 	Logger *slog.Logger
@@ -77,13 +60,19 @@ func (cfg Config) resolve() (Config, error) {
 		return cfg, fmt.Errorf("executor: Config.StatementCapacity: %d is negative", cfg.StatementCapacity)
 	}
 	cfg.PrepareThreshold = cmp.Or(cfg.PrepareThreshold, defaultPrepareThreshold)
-	cfg.StatementCapacity = cmp.Or(cfg.StatementCapacity, prepare.DefaultCapacity)
+	cfg.StatementCapacity = cmp.Or(cfg.StatementCapacity, statement.DefaultCapacity)
 	cfg.ProbeTimeout = cmp.Or(cfg.ProbeTimeout, defaultProbeTimeout)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
 	if cfg.Trace == nil {
 		cfg.Trace = &Trace{}
+	}
+	if cfg.Sender.Logger == nil {
+		cfg.Sender.Logger = cfg.Logger
+	}
+	if cfg.Sender.Options == nil {
+		cfg.Sender.Options = []any{prepare.Stable}
 	}
 	return cfg, nil
 }

@@ -119,7 +119,7 @@ func conform(t *testing.T, st *stand, policy executor.PreparedStatements) {
 func conformTotals(t *testing.T, st *stand, policy executor.PreparedStatements, ex *executor.Executor, book *logbook, lost int) {
 	n := ex.Stats()
 	var used []string
-	for name, count := range map[string]uint64{"named": n.Named, "shared": n.Shared} {
+	for name, count := range map[string]int64{"named": n.Named, "shared": n.Shared} {
 		if count > 0 {
 			used = append(used, name)
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
 // CopyFrom copies rows into a table, as pgxpool.Pool.CopyFrom does. The columns' types are the executor's knowledge, learnt without a
@@ -26,7 +26,7 @@ func (ex *Executor) CopyFrom(ctx context.Context, table pgx.Identifier, columns 
 	}
 	defer s.pooled.Release()
 	n, err := ex.copyFrom(ctx, s.c, nil, table, columns, src)
-	if err != nil && ex.latch.Decision().Pooled {
+	if err != nil && ex.selector.Decision().Pooled {
 		_ = s.c.PgConn().Close(ctx)
 	}
 	return n, err
@@ -41,13 +41,13 @@ func (t *tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []strin
 		return 0, ErrStatementMode
 	}
 	t.traceBegin(ctx)
-	t.virgin = false
+	t.preamble.use()
 	return t.ex.copyFrom(ctx, t.s.c, t, table, columns, src)
 }
 
 // copyFrom is CopyFrom on a connection; t is nil outside a transaction.
 func (ex *Executor) copyFrom(
-	ctx context.Context, c *prepare.Conn, t *tx, table pgx.Identifier, columns []string, src pgx.CopyFromSource,
+	ctx context.Context, c *statement.Conn, t *tx, table pgx.Identifier, columns []string, src pgx.CopyFromSource,
 ) (n int64, err error) {
 	ex.counters.passed.Add(1)
 	if tracer := c.CopyFromTracer(); tracer != nil {
@@ -69,10 +69,10 @@ func (ex *Executor) copyFrom(
 	// Asked every time: binary COPY checks no types, so what was learnt before a migration would be stored as garbage without an error.
 	var begin []string
 	if t != nil {
-		begin = t.pending
+		begin = t.preamble.unsent
 	}
 	d, err := c.Describe(ctx, "select "+list+" from "+target, begin)
-	ex.count(c)
+	ex.countMessages(c)
 	if t != nil {
 		t.sent(err)
 	}
@@ -85,7 +85,7 @@ func (ex *Executor) copyFrom(
 		}
 	}
 	r := &copyReader{m: c.TypeMap(), fields: d.Fields(), src: src}
-	if ex.latch.Decision().Pooled {
+	if ex.selector.Decision().Pooled {
 		r.gate = &copyGate{open: make(chan struct{})}
 		defer r.gate.watch(c.PgConn())()
 	}

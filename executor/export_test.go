@@ -3,7 +3,7 @@ package executor
 import (
 	"github.com/jackc/pgx/v5"
 
-	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
 // Options is what the option scanner reads off a call's arguments.
@@ -12,7 +12,7 @@ type Options struct {
 	Marked   bool
 	Mode     pgx.QueryExecMode
 	Rewriter pgx.QueryRewriter
-	Formats  prepare.Formats
+	Formats  statement.Formats
 	PgxArgs  []any
 }
 

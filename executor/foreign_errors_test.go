@@ -208,7 +208,7 @@ func TestForeignErrorsPassThrough(t *testing.T) {
 					t.Fatal(err)
 				}
 				before, warnings := ex.Stats(), len(book.at(slog.LevelWarn))
-				misses := uint64(0)
+				misses := int64(0)
 				for _, raiser := range raisers {
 					for _, d := range disguises {
 						what := fmt.Sprintf("%v, %s, %s %q", policy, raiser.name, d.code, d.message)

@@ -99,7 +99,7 @@ func TestLogsKeepSecrets(t *testing.T) {
 		pgscript.PoolerError("transaction blocks not allowed in statement pooling mode"),
 		pgscript.PoolerError("something about " + secretArg),
 	}
-	attempts, downgrades := 0, uint64(0)
+	attempts, downgrades := 0, int64(0)
 	for _, sc := range scenes {
 		for _, policy := range []executor.PreparedStatements{sc.policy, executor.On, executor.Off} {
 			for _, failure := range failures {
@@ -109,8 +109,8 @@ func TestLogsKeepSecrets(t *testing.T) {
 					s, end := newScripted(t, o, executor.Config{
 						PreparedStatements: policy, Logger: slog.Default(),
 						Trace: &executor.Trace{
-							Changed: func(c fallback.Change) {
-								slog.LogAttrs(t.Context(), slog.LevelInfo, "changed", slog.Any("topology", c.Topology), slog.Any("verdict", c.Verdict))
+							Changed: func(c executor.Change) {
+								slog.LogAttrs(t.Context(), slog.LevelInfo, "changed", slog.Any("topology", c.Topology), slog.String("reason", c.Reason.String()), slog.String("sqlstate", c.SQLState), slog.String("statement", c.Statement))
 							},
 							Retried: func(r fallback.Reason, name string) {
 								slog.LogAttrs(t.Context(), slog.LevelInfo, "retried", slog.Any("reason", r), slog.String("name", name))

@@ -11,7 +11,7 @@ import (
 )
 
 // parsesOf runs f n times and returns how many statements were parsed for it.
-func parsesOf(t *testing.T, ex *executor.Executor, n int, f func() error) uint64 {
+func parsesOf(t *testing.T, ex *executor.Executor, n int, f func() error) int64 {
 	t.Helper()
 	if err := f(); err != nil {
 		t.Fatal(err)

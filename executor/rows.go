@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
 // rows is the result of one query: pgx's own rows over the reader, and what belongs to their end: reading to the end of the Sync group,
@@ -20,8 +20,8 @@ type rows struct {
 	tag   pgconn.CommandTag
 	err   error
 
-	pooled *pgxpool.Conn  // to release; nil inside a transaction
-	group  *prepare.Group // to close; nil for a single statement
+	pooled *pgxpool.Conn    // to release; nil inside a transaction
+	group  *statement.Group // to close; nil for a single statement
 	tracer pgx.QueryTracer
 	ctx    context.Context // for the tracer only
 	// onClose, for one result of a batch, is called once with the outcome known.
@@ -48,7 +48,7 @@ func (s *session) newRows() *rows {
 }
 
 // open takes over the answer to a statement and reads its first row. After an error the group is closed.
-func (r *rows) open(c *prepare.Conn, q *call, a *attempt, rr *pgconn.ResultReader, g *prepare.Group) error {
+func (r *rows) open(c *statement.Conn, q *call, a *attempt, rr *pgconn.ResultReader, g *statement.Group) error {
 	r.inner, r.group = pgx.RowsFromResultReader(c.TypeMap(), rr), g
 	err := a.readable(c, q, rr.FieldDescriptions())
 	if err == nil {
@@ -63,7 +63,7 @@ func (r *rows) open(c *prepare.Conn, q *call, a *attempt, rr *pgconn.ResultReade
 }
 
 // peek reads the first row. It is how Query learns whether the statement was refused, while it can still run it again: what the server
-// refuses at Parse or Bind shows before any row. It reports whether there is an error.
+// refuses at Parse or Bind shows before any row. The error is that of the statement.
 func (r *rows) peek() error {
 	r.peeked = r.inner.Next()
 	if r.peeked {

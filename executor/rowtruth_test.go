@@ -151,7 +151,7 @@ func TestRowsAreTrueAfterAMigration(t *testing.T) {
 							t.Fatalf("after: %q, %v; want %q", got, err, change.want)
 						}
 					}
-					most := uint64(1)
+					most := int64(1)
 					if set == executor.Shared && p.mode == raw {
 						most = 2 // the migration, and the miss on a server connection that is new to the name
 					}

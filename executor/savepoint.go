@@ -6,6 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/internal/pgxinternals"
 )
 
 // nestable is what a nested transaction hands to the one around it when it commits.
@@ -76,7 +78,7 @@ func (sp *savepoint) Commit(ctx context.Context) error {
 		return pgx.ErrTxClosed
 	}
 	sp.end()
-	if !sp.unsend() {
+	if !sp.root.preamble.takeBack("savepoint " + sp.name) {
 		if err := sp.root.control(ctx, "release savepoint "+sp.name); err != nil {
 			return err
 		}
@@ -91,31 +93,14 @@ func (sp *savepoint) Rollback(ctx context.Context) error {
 		return pgx.ErrTxClosed
 	}
 	sp.end()
-	if sp.unsend() {
+	if sp.root.preamble.takeBack("savepoint " + sp.name) {
 		return nil
 	}
 	err := sp.root.control(ctx, "rollback to savepoint "+sp.name)
 	if err == nil {
-		sp.root.lost = nil // undone with the rest
+		sp.root.lostErr = nil // undone with the rest
 	}
 	return err
-}
-
-// unsend takes SAVEPOINT back if it has not been sent, with those of nested transactions behind it.
-func (sp *savepoint) unsend() bool {
-	text := "savepoint " + sp.name
-	i := slices.Index(sp.root.pending, text)
-	if i < 0 {
-		return false
-	}
-	sp.root.pending = sp.root.pending[:i]
-	if i := slices.Index(sp.root.opening, text); i >= 0 {
-		sp.root.opening = sp.root.opening[:i]
-	}
-	if i := slices.Index(sp.root.unshown, text); i >= 0 {
-		sp.root.unshown = sp.root.unshown[:i]
-	}
-	return true
 }
 
 // Exec runs sql in the transaction, as in pgx.
@@ -123,7 +108,7 @@ func (sp *savepoint) Exec(ctx context.Context, sql string, args ...any) (pgconn.
 	if sp.done() {
 		return pgconn.CommandTag{}, pgx.ErrTxClosed
 	}
-	return sp.root.run(ctx, sp.root.scope(sp), sql, args)
+	return sp.root.exec(ctx, sp.root.scope(sp), sql, args)
 }
 
 // Query runs sql in the transaction, as in pgx.
@@ -133,7 +118,7 @@ func (sp *savepoint) Query(ctx context.Context, sql string, args ...any) (pgx.Ro
 		r.fail(pgx.ErrTxClosed)
 		return r, r.err
 	}
-	r := sp.root.startRows(ctx, sp.root.scope(sp), sql, args)
+	r := sp.root.query(ctx, sp.root.scope(sp), sql, args)
 	return r, r.err
 }
 
@@ -144,7 +129,7 @@ func (sp *savepoint) QueryRow(ctx context.Context, sql string, args ...any) pgx.
 		r.fail(pgx.ErrTxClosed)
 		return (*row)(r)
 	}
-	return (*row)(sp.root.startRows(ctx, sp.root.scope(sp), sql, args))
+	return (*row)(sp.root.query(ctx, sp.root.scope(sp), sql, args))
 }
 
 // SendBatch sends a batch in the transaction, as in pgx.
@@ -172,7 +157,7 @@ func (sp *savepoint) Prepare(ctx context.Context, name, sql string) (*pgconn.Sta
 }
 
 // LargeObjects returns pgx's large objects.
-func (sp *savepoint) LargeObjects() pgx.LargeObjects { return largeObjects(sp) }
+func (sp *savepoint) LargeObjects() pgx.LargeObjects { return pgxinternals.LargeObjects(sp) }
 
 // Conn returns the connection, after sending BEGIN and SAVEPOINT.
 func (sp *savepoint) Conn() *pgx.Conn { return sp.root.Conn() }

@@ -34,8 +34,8 @@ func (n *sharedNames) seen(name string) bool {
 	return ok
 }
 
-// ran records that the executor has used the name somewhere.
-func (n *sharedNames) ran(name string) {
+// used records that the executor has used the name somewhere.
+func (n *sharedNames) used(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.names.Add(name, struct{}{})

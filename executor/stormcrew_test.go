@@ -54,7 +54,7 @@ type crew struct {
 	done    sync.WaitGroup
 
 	mu       sync.Mutex // guards what follows
-	changes  []fallback.Change
+	changes  []executor.Change
 	failures []string
 	failed   int
 
@@ -80,7 +80,7 @@ func newStorm(t *testing.T, p place, change ...func(*pgbouncer.Options)) *storm 
 		c := &crew{s: s, policy: policy, book: &logbook{}}
 		c.ex = newExecutor(t, newPool(t, st.url, maxConns(16)), executor.Config{
 			PreparedStatements: policy, Logger: c.book.logger(), ReprobeAfter: 200 * time.Millisecond,
-			Trace: &executor.Trace{Changed: func(change fallback.Change) {
+			Trace: &executor.Trace{Changed: func(change executor.Change) {
 				c.mu.Lock()
 				defer c.mu.Unlock()
 				c.changes = append(c.changes, change)
@@ -229,7 +229,7 @@ func (c *crew) checkLog(t *testing.T) {
 	warnings, infos := 0, 0
 	for _, change := range c.changes {
 		switch {
-		case change.To == fallback.Unprepared, change.To == fallback.Shared && change.Verdict.Reason != fallback.ReasonNone:
+		case change.To == fallback.Unprepared, change.To == fallback.Shared && change.Reason != fallback.ReasonNone:
 			warnings++
 		case change.From != fallback.Undecided || change.To == fallback.Shared:
 			infos++

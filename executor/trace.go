@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/selector"
 )
 
 // Trace is a set of functions that an executor calls at its own events, in the manner of httptrace.ClientTrace: any may be nil, and
@@ -13,7 +14,7 @@ type Trace struct {
 	// Probed is called after each look at the pooler.
 	Probed func(top fallback.Topology, took time.Duration, err error)
 	// Changed is called when the executor goes from one way of sending to another.
-	Changed func(change fallback.Change)
+	Changed func(change Change)
 	// Retried is called when a statement is about to be run a second time, unseen by the caller.
 	Retried func(reason fallback.Reason, name string)
 }
@@ -24,10 +25,34 @@ func (t *Trace) probed(top fallback.Topology, took time.Duration, err error) {
 	}
 }
 
-func (t *Trace) changed(change fallback.Change) {
-	if t.Changed != nil {
-		t.Changed(change)
+// Change is an executor's move from one way of sending stable statements to another. It holds no text of an error, for a server's message or
+// detail can quote values.
+type Change struct {
+	// From and To are the strategies. They differ.
+	From, To fallback.Strategy
+	// Topology is what the new strategy is for.
+	Topology fallback.Topology
+	// Reason is the evidence that caused the change; fallback.ReasonNone when a probe did.
+	Reason fallback.Reason
+	// SQLState is the code of the error that was the evidence; "" if there was none.
+	SQLState string
+	// Statement is the name of the statement that was lost; "" if there was none.
+	Statement string
+	// Number counts an executor's decisions from 1: callbacks of several changes may arrive out of order.
+	Number uint64
+}
+
+func (t *Trace) changed(c selector.Change) {
+	if t.Changed == nil {
+		return
 	}
+	change := Change{
+		From: c.From, To: c.To, Topology: c.Topology, Reason: c.Verdict.Reason, Statement: c.Verdict.Name, Number: c.Number,
+	}
+	if c.Verdict.PgError != nil {
+		change.SQLState = c.Verdict.PgError.Code
+	}
+	t.Changed(change)
 }
 
 func (t *Trace) retried(reason fallback.Reason, name string) {

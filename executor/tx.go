@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -14,7 +13,8 @@ import (
 // concurrent use.
 //
 // BEGIN is not sent until it is needed: it rides with the first statement. A transaction that never sent anything commits or rolls back
-// without traffic.
+// without traffic. Conn sends what has not been sent, which is a round trip of up to five seconds that no context bounds: what runs on the
+// connection it returns is pgx's own.
 type Tx interface {
 	pgx.Tx
 
@@ -35,20 +35,16 @@ type tx struct {
 	s    session
 	opts pgx.TxOptions
 
-	opening []string // what has to precede the first statement: BEGIN, and SAVEPOINTs of nested transactions
-	pending []string // texts that ride with the next statement
-	unshown []string // of opening, what the tracer has not been shown yet
-	begun   bool     // BEGIN has arrived
-	virgin  bool     // no statement has run, so the first one can be redone
-	unnamed bool     // the second run of InTx, which no lost name is to end again
-	backend uint32   // the server connection, where Shared has asked; else 0
+	preamble preamble
+	unnamed  bool   // the second run of InTx, which no lost name is to end again
+	backend  uint32 // the server connection, where Shared has asked; else 0
 
 	queue      []call
 	onCommit   []func()
 	savepoints int
 	nested     []*savepoint      // the open ones, innermost last
 	aliases    map[string]string // Prepare's names
-	lost       error             // the *PreparedStatementError that ended the transaction, unless a savepoint undid it
+	lostErr    error             // the *PreparedStatementError that ended the transaction, unless a savepoint undid it
 	closed     bool
 }
 
@@ -76,7 +72,7 @@ func (ex *Executor) begin(ctx context.Context, opts pgx.TxOptions) (*tx, error) 
 	if err != nil || opts.BeginQuery == "" {
 		return t, err
 	}
-	t.opening, t.unshown, t.virgin = nil, nil, false
+	t.preamble.replaced()
 	traced, end := t.traceStart(ctx, opts.BeginQuery)
 	tag, err := simpleExec(traced, t.s.c.PgConn(), opts.BeginQuery)
 	end(tag, err)
@@ -86,25 +82,20 @@ func (ex *Executor) begin(ctx context.Context, opts pgx.TxOptions) (*tx, error) 
 		_ = t.Rollback(context.WithoutCancel(ctx))
 		return nil, err
 	}
-	t.begun, t.pending = true, nil
+	t.preamble.arrived()
 	return t, nil
 }
 
 // newTx makes a transaction that has sent nothing.
 func (ex *Executor) newTx(ctx context.Context, opts pgx.TxOptions) (*tx, error) {
-	if ex.lookAtBegin.Load() && !ex.closed.Load() {
-		ex.look(ctx)
+	if ex.probeAtBegin.Load() && !ex.closed.Load() {
+		ex.probeIfDue(ctx)
 	}
 	s, err := ex.acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
-	begin := beginText(opts)
-	t := &tx{ex: ex, s: s, opts: opts, opening: []string{begin}, pending: []string{begin}, virgin: true}
-	if s.c.QueryTracer() != nil {
-		t.unshown = []string{begin}
-	}
-	return t, nil
+	return &tx{ex: ex, s: s, opts: opts, preamble: newPreamble(beginText(opts), s.c.QueryTracer() != nil)}, nil
 }
 
 // InTx runs f in a transaction and commits it, or rolls it back if f fails or panics. f is run a second time, once, when the transaction
@@ -123,12 +114,12 @@ func (ex *Executor) InTx(ctx context.Context, opts pgx.TxOptions, f func(ctx con
 		t.unnamed = run == 2
 		err = t.do(ctx, f)
 		first = err
-		if err == nil || t.lost == nil || errors.Is(err, ErrCommitUnknown) || run == 2 || ex.cfg.PreparedStatements == On || ctx.Err() != nil {
+		if err == nil || t.lostErr == nil || errors.Is(err, ErrCommitUnknown) || run == 2 || ex.cfg.PreparedStatements == On || ctx.Err() != nil {
 			return err
 		}
 		ex.counters.retries.Add(1)
 		var lost *PreparedStatementError
-		errors.As(t.lost, &lost)
+		errors.As(t.lostErr, &lost)
 		ex.cfg.Trace.retried(lost.Reason, lost.Name)
 	}
 }
@@ -140,9 +131,9 @@ func (t *tx) do(ctx context.Context, f func(ctx context.Context, tx Tx) error) e
 		if t.closed {
 			return
 		}
-		last, cancel := lastWords(ctx)
+		rollbackCtx, cancel := rollbackContext(ctx)
 		defer cancel()
-		_ = t.Rollback(last)
+		_ = t.Rollback(rollbackCtx)
 	}()
 	if err := f(ctx, t); err != nil {
 		return err
@@ -186,112 +177,37 @@ func (t *tx) OnCommit(f func()) {
 
 // Exec runs sql in the transaction, as in pgx.
 func (t *tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return t.run(ctx, t.scope(nil), sql, args)
+	return t.exec(ctx, t.scope(nil), sql, args)
 }
 
-// run is Exec; queue is what the text may cut off.
-func (t *tx) run(ctx context.Context, queue *[]call, sql string, args []any) (pgconn.CommandTag, error) {
-	if t.closed {
-		return pgconn.CommandTag{}, pgx.ErrTxClosed
-	}
-	q := readCall(t.alias(sql), args)
-	if err := t.beforeText(ctx, queue, q.sql, q.isPgx(true)); err != nil {
+// exec is Exec; queue is what the text may cut off.
+func (t *tx) exec(ctx context.Context, queue *[]call, sql string, args []any) (pgconn.CommandTag, error) {
+	x, err := t.newSingle(ctx, queue, sql, args, true)
+	if err != nil {
 		return pgconn.CommandTag{}, err
 	}
-	t.traceBegin(ctx)
-	if q.isPgx(true) {
-		if err := t.pass(ctx, &q); err != nil {
-			return pgconn.CommandTag{}, err
-		}
-		tag, err := t.s.c.Conn().Exec(ctx, q.sql, q.pgxArgs()...)
-		if err == nil {
-			t.lost = nil
-		}
-		return tag, err
-	}
-	tracer := t.s.c.QueryTracer()
-	if tracer != nil {
-		ctx = tracer.TraceQueryStart(ctx, t.s.c.Conn(), pgx.TraceQueryStartData{SQL: sql, Args: args})
-	}
-	tag, err := t.execCall(ctx, &q)
-	if tracer != nil {
-		tracer.TraceQueryEnd(ctx, t.s.c.Conn(), pgx.TraceQueryEndData{CommandTag: tag, Err: err})
-	}
-	return tag, err
-}
-
-func (t *tx) execCall(ctx context.Context, q *call) (pgconn.CommandTag, error) {
-	if err := q.rewrite(ctx, t.s.c.Conn()); err != nil {
-		return pgconn.CommandTag{}, err
-	}
-	if q.isPgx(true) {
-		if err := t.pass(ctx, q); err != nil {
-			return pgconn.CommandTag{}, err
-		}
-		return simpleExec(ctx, t.s.c.PgConn(), q.sql)
-	}
-	return t.exec(ctx, q)
-}
-
-// pass makes the transaction ready for a text that goes past the executor.
-func (t *tx) pass(ctx context.Context, q *call) error {
-	if err := t.flush(ctx); err != nil {
-		return err
-	}
-	t.virgin = false
-	t.ex.passes(t.s.c, q.sql)
-	return nil
+	defer x.release()
+	return x.exec(ctx)
 }
 
 // Query runs sql in the transaction, as in pgx.
 func (t *tx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	r := t.startRows(ctx, t.scope(nil), sql, args)
+	r := t.query(ctx, t.scope(nil), sql, args)
 	return r, r.err
 }
 
 // QueryRow runs sql in the transaction, as in pgx.
 func (t *tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return (*row)(t.startRows(ctx, t.scope(nil), sql, args))
+	return (*row)(t.query(ctx, t.scope(nil), sql, args))
 }
 
-// startRows is Query; queue is what the text may cut off.
-func (t *tx) startRows(ctx context.Context, queue *[]call, sql string, args []any) *rows {
-	r := &rows{}
-	if t.closed {
-		r.fail(pgx.ErrTxClosed)
-		return r
-	}
-	r.conn = t.s.c.Conn()
-	q := readCall(t.alias(sql), args)
-	if err := t.beforeText(ctx, queue, q.sql, q.isPgx(false)); err != nil {
-		r.fail(err)
-		return r
-	}
-	t.traceBegin(ctx)
-	if q.isPgx(false) {
-		if err := t.pass(ctx, &q); err != nil {
-			r.fail(err)
-			return r
-		}
-		inner, err := t.s.c.Conn().Query(ctx, q.sql, q.pgxArgs()...)
-		r.inner = inner
-		if err != nil {
-			r.fail(err)
-		}
-		return r
-	}
-	if r.tracer = t.s.c.QueryTracer(); r.tracer != nil {
-		ctx = r.tracer.TraceQueryStart(ctx, r.conn, pgx.TraceQueryStartData{SQL: sql, Args: args})
-		r.ctx = ctx
-	}
-	err := q.rewrite(ctx, r.conn)
-	if err == nil {
-		err = t.query(ctx, &q, r)
-	}
+// query is Query; queue is what the text may cut off.
+func (t *tx) query(ctx context.Context, queue *[]call, sql string, args []any) *rows {
+	x, err := t.newSingle(ctx, queue, sql, args, false)
 	if err != nil {
-		r.fail(err)
+		return &rows{conn: t.s.c.Conn(), err: err, closed: true}
 	}
-	return r
+	return x.query(ctx)
 }
 
 // Begin starts a nested transaction: a SAVEPOINT that rides with its first statement.
@@ -306,15 +222,8 @@ func (t *tx) Begin(context.Context) (pgx.Tx, error) {
 func (t *tx) nest(parent nestable) *savepoint {
 	t.savepoints++
 	sp := &savepoint{root: t, parent: parent, name: "sp_" + strconv.Itoa(t.savepoints)}
-	text := "savepoint " + sp.name
 	t.nested = append(t.nested, sp)
-	t.pending = append(t.pending, text)
-	if t.s.c.QueryTracer() != nil {
-		t.unshown = append(t.unshown, text)
-	}
-	if t.virgin {
-		t.opening = append(t.opening[:len(t.opening):len(t.opening)], text)
-	}
+	t.preamble.add("savepoint "+sp.name, t.s.c.QueryTracer() != nil)
 	return sp
 }
 
@@ -323,34 +232,29 @@ func (t *tx) statementMode() bool {
 	return t.ex.statementMode()
 }
 
-// failed judges an error that came without an attempt.
+// failed takes an error that came without an attempt.
 func (t *tx) failed(ctx context.Context, err error) error {
 	a := attempt{stage: stageSent, runs: maxRuns}
 	untouched := pgconn.SafeToRetry(err) && !t.s.c.PgConn().IsClosed()
-	_, err = t.ex.judge(ctx, &t.s, &a, t.phase(), err)
-	t.virgin = t.virgin && untouched
+	_, err = t.ex.decideRetry(ctx, &t.s, &a, t.phase(), err)
+	if !untouched {
+		t.preamble.use()
+	}
 	return t.fail(&a, err)
 }
 
 // release gives the connection back.
 func (t *tx) release() {
 	t.closed = true
-	if t.s.pooled != nil {
-		t.s.pooled.Release()
-		t.s.pooled = nil
-	}
+	t.s.release()
 }
 
 // traceBegin shows BEGIN and SAVEPOINTs to the tracer, in front of the statement they ride with.
 func (t *tx) traceBegin(ctx context.Context) {
-	for _, text := range t.unshown {
-		tag := "BEGIN"
-		if strings.HasPrefix(text, "savepoint ") {
-			tag = "SAVEPOINT"
-		}
-		t.traceText(ctx, text, tag, nil)
+	texts, tags := t.preamble.trace()
+	for i := range texts {
+		t.traceText(ctx, texts[i], tags[i], nil)
 	}
-	t.unshown = nil
 }
 
 // traceText shows to the tracer a text of the executor's own that rides with something else.

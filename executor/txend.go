@@ -11,7 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/fallback"
-	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/internal/sqltext"
+	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
 // Commit commits the transaction, with everything that was queued in the same round trip, and then runs the OnCommit functions. As in
@@ -38,12 +39,12 @@ func (t *tx) commitAndRelease(ctx context.Context) error {
 
 func (t *tx) commit(ctx context.Context) error {
 	switch {
-	case !t.begun && !t.virgin && t.s.c.PgConn().IsClosed():
+	case !t.preamble.begun && !t.preamble.unused && t.s.c.PgConn().IsClosed():
 		// A statement of the transaction is lost, with its BEGIN. The rest must not commit without it.
 		return fmt.Errorf("executor: commit: %w", pgconn.ErrConnClosed)
-	case !t.begun && !t.virgin:
+	case !t.preamble.begun && !t.preamble.unused:
 		return fmt.Errorf("executor: commit: the transaction could not begin: %w", pgx.ErrTxCommitRollback)
-	case !t.begun && len(t.queue) == 0:
+	case !t.preamble.begun && len(t.queue) == 0:
 		return nil // nothing was ever sent
 	case len(t.queue) == 0, t.s.c.PgConn().TxStatus() == 'E':
 		return t.commitAlone(ctx) // in a failed transaction it is a rollback, and the queue goes with it
@@ -83,74 +84,82 @@ func (t *tx) commitAlone(ctx context.Context) error {
 // commitQueue sends the queued statements and COMMIT in one flush. Alone in a transaction with default options they need no BEGIN and no
 // COMMIT: PostgreSQL runs the Sync group as one implicit transaction.
 func (t *tx) commitQueue(ctx context.Context) error {
-	implicit := !t.begun && t.opts == (pgx.TxOptions{}) && !slices.ContainsFunc(t.queue, needsBlock)
-	if !implicit && t.statementMode() {
+	m := queueCommit{t: t, attempts: make([]attempt, len(t.queue)), phase: fallback.PhaseCommit}
+	for i := range m.attempts {
+		m.attempts[i].unnamed = t.unnamed
+	}
+	m.implicit = !t.preamble.begun && t.opts == (pgx.TxOptions{}) && !slices.ContainsFunc(t.queue, needsBlock)
+	if !m.implicit && t.statementMode() {
 		return ErrStatementMode
 	}
-	phase := fallback.PhaseCommit
-	if !t.begun {
-		phase = fallback.PhaseAlone // the group is the whole transaction
+	if !t.preamble.begun {
+		m.phase = fallback.PhaseAlone // the group is the whole transaction
 	}
-	attempts := make([]attempt, len(t.queue))
-	for i := range attempts {
-		attempts[i].unnamed = t.unnamed
-	}
-	for {
-		failed, err := t.sendQueue(ctx, attempts, implicit)
-		t.ex.count(t.s.c)
-		if err == nil {
-			for i := range attempts {
-				t.succeeded(ctx, &attempts[i])
-			}
-			return nil
-		}
-		if failed == nil {
-			failed = &attempt{stage: stageSent, runs: maxRuns}
-		}
-		if failed.stage == stageLearn {
-			phase = t.phase()
-		}
-		if phase == fallback.PhaseCommit && failed.stage != stageEncode {
-			return t.commitFailed(ctx, failed, phase, err)
-		}
-		again, judged := t.ex.judge(ctx, &t.s, failed, phase, err)
-		if !again {
-			return t.commitEnd(ctx, failed, judged)
-		}
-		if failed.stage == stageEncode {
-			continue // nothing of the group was sent
-		}
-		if t.s.c.PgConn().TxStatus() != 'I' {
-			if _, err := simpleExec(ctx, t.s.c.PgConn(), "rollback"); err != nil {
-				return err
-			}
-		}
-		if failed.forced && failed.strategy == prepare.SharedParse {
-			forceParse(attempts)
-		}
-		if !implicit {
-			t.begun, t.pending = false, t.opening
-		}
-	}
+	return t.ex.run(ctx, &t.s, &m)
 }
 
 // needsBlock reports whether a queued statement cannot run in an implicit transaction: what may commit on its way must not stand beside others
 // there, and some are refused outside of BEGIN (25P01) or without effect.
 func needsBlock(q call) bool {
-	switch prepare.Keyword(q.sql) {
-	case "lock", "savepoint", "release", "rollback", "declare", "set":
-		return true
-	}
-	return mayCommit(q.sql)
+	return sqltext.Of(q.sql)&(sqltext.NeedsBlock|sqltext.MayCommit) != 0
 }
 
-// forceParse makes every shared statement of a group parse: where one name was missing the others may be too.
-func forceParse(attempts []attempt) {
-	for i := range attempts {
-		if attempts[i].strategy == prepare.Shared {
-			attempts[i].strategy, attempts[i].forced = prepare.SharedParse, true
+// queueCommit is the queue of a transaction on its way, with COMMIT. It is a [task].
+type queueCommit struct {
+	t        *tx
+	attempts []attempt
+	phase    fallback.Phase
+	implicit bool // no BEGIN and no COMMIT
+}
+
+// try implements [task].
+func (m *queueCommit) try(ctx context.Context) (*attempt, error) {
+	return m.t.sendQueue(ctx, m.attempts, m.implicit)
+}
+
+// succeeded implements [task].
+func (m *queueCommit) succeeded(ctx context.Context) {
+	for i := range m.attempts {
+		m.t.succeeded(ctx, &m.attempts[i])
+	}
+}
+
+// retry implements [task].
+func (m *queueCommit) retry(ctx context.Context, failed *attempt, err error) (bool, error) {
+	t := m.t
+	if failed == nil {
+		failed = &attempt{stage: stageSent, runs: maxRuns}
+	}
+	if failed.stage == stageLearn {
+		m.phase = t.phase()
+	}
+	if m.phase == fallback.PhaseCommit && failed.stage != stageEncode {
+		return false, t.commitFailed(ctx, failed, m.phase, err)
+	}
+	again, err := t.ex.decideRetry(ctx, &t.s, failed, m.phase, err)
+	if !again {
+		return false, t.commitEnd(ctx, failed, err)
+	}
+	if failed.stage == stageEncode {
+		return true, nil // nothing of the group was sent
+	}
+	if t.s.c.PgConn().TxStatus() != 'I' {
+		if _, err := simpleExec(ctx, t.s.c.PgConn(), "rollback"); err != nil {
+			return false, err
 		}
 	}
+	if failed.forced && failed.strategy == fallback.Shared {
+		// Where one name was missing the others may be too.
+		for i := range m.attempts {
+			if a := &m.attempts[i]; a.strategy == fallback.Shared {
+				a.parse, a.forced = true, true
+			}
+		}
+	}
+	if !m.implicit {
+		t.preamble.restart(false)
+	}
+	return true, nil
 }
 
 // sendQueue is one attempt at the group of commitQueue. It returns the attempt that failed, nil when it was none of the queued statements.
@@ -158,25 +167,31 @@ func (t *tx) sendQueue(ctx context.Context, attempts []attempt, implicit bool) (
 	c := t.s.c
 	g := c.NewGroup()
 	texts := 0
+	stable := false
 	for i := range t.queue {
 		q, a := &t.queue[i], &attempts[i]
 		if err := q.rewrite(ctx, c.Conn()); err != nil {
 			return &attempt{stage: stageEncode, fresh: true}, err
 		}
-		if err := t.prepareAttempt(ctx, q, a, !implicit); err != nil {
+		stable = t.ex.lookup(c, q, a).Stable() || stable
+	}
+	decision := t.ex.decide(ctx, c, stable)
+	for i := range t.queue {
+		q, a := &t.queue[i], &attempts[i]
+		if err := t.prepareAttempt(ctx, q, a, decision, !implicit); err != nil {
 			return a, err
 		}
 		a.stage = stageEncode
 	}
 	if !implicit {
-		for _, text := range t.pending {
+		for _, text := range t.preamble.unsent {
 			g.AddText(text)
 			texts++
 		}
 	}
 	for i := range t.queue {
 		a := &attempts[i]
-		if err := addAsChosen(g, t.ex.execution(c, &t.queue[i], a)); err != nil {
+		if err := g.Add(t.ex.execution(c, &t.queue[i], a)); err != nil {
 			return a, err
 		}
 	}
@@ -195,7 +210,7 @@ func (t *tx) sendQueue(ctx context.Context, attempts []attempt, implicit bool) (
 }
 
 // readQueue reads the group's results.
-func (t *tx) readQueue(ctx context.Context, g *prepare.Group, attempts []attempt, texts int, implicit bool) (*attempt, error) {
+func (t *tx) readQueue(ctx context.Context, g *statement.Group, attempts []attempt, texts int, implicit bool) (*attempt, error) {
 	var tag pgconn.CommandTag
 	var err error
 	for i := 0; err == nil && i < g.Len(); i++ {
@@ -215,7 +230,7 @@ func (t *tx) readQueue(ctx context.Context, g *prepare.Group, attempts []attempt
 		return nil, err // a deferred constraint, at the end of an implicit transaction
 	}
 	if !implicit {
-		t.begun, t.pending = true, nil
+		t.preamble.arrived()
 		if tag.String() == "ROLLBACK" {
 			return nil, pgx.ErrTxCommitRollback
 		}
@@ -241,13 +256,13 @@ func (t *tx) traceQueue(ctx context.Context, implicit bool) {
 	}
 }
 
-// commitFailed judges a failed group that carried COMMIT.
+// commitFailed takes the error of a failed group that carried COMMIT.
 func (t *tx) commitFailed(ctx context.Context, a *attempt, phase fallback.Phase, err error) error {
 	if errors.Is(err, pgx.ErrTxCommitRollback) {
 		return err
 	}
-	_, err = t.ex.judge(ctx, &t.s, a, phase, err)
-	t.disbelieve(a)
+	_, err = t.ex.decideRetry(ctx, &t.s, a, phase, err)
+	t.forgetBackend(a)
 	return t.commitEnd(ctx, a, err)
 }
 
@@ -258,22 +273,22 @@ func (t *tx) commitEnd(ctx context.Context, a *attempt, err error) error {
 	}
 	if pg := t.s.c.PgConn(); !pg.IsClosed() && pg.TxStatus() != 'I' {
 		// A statement of the group failed, so COMMIT was skipped.
-		last, cancel := lastWords(ctx)
+		rollbackCtx, cancel := rollbackContext(ctx)
 		defer cancel()
-		if _, rollbackErr := simpleExec(last, pg, "rollback"); rollbackErr != nil {
+		if _, rollbackErr := simpleExec(rollbackCtx, pg, "rollback"); rollbackErr != nil {
 			_ = pg.Close(ctx)
 		}
 	}
 	return t.fail(a, err)
 }
 
-// rollbackPatience is how long a ROLLBACK may take that the caller's context does not bound.
-const rollbackPatience = 5 * time.Second
+// rollbackTimeout is how long a ROLLBACK may take that the caller's context does not bound.
+const rollbackTimeout = 5 * time.Second
 
-// lastWords is the context of a ROLLBACK that ends a transaction: ctx may be what ended it, and the ROLLBACK has to go out all the same. A
+// rollbackContext is the context of a ROLLBACK that ends a transaction: ctx may be what ended it, and the ROLLBACK has to go out all the same. A
 // server that does not answer must not keep the caller; then the connection is closed.
-func lastWords(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), rollbackPatience)
+func rollbackContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 }
 
 // Rollback rolls the transaction back and drops what was queued, as in pgx. pgx.ErrTxClosed says that it had ended before.
@@ -283,7 +298,7 @@ func (t *tx) Rollback(ctx context.Context) error {
 	}
 	defer t.release()
 	t.queue, t.onCommit = nil, nil
-	if !t.begun || t.s.pooled == nil {
+	if !t.preamble.begun || t.s.pooled == nil {
 		return nil
 	}
 	pg := t.s.c.PgConn()

@@ -2,13 +2,12 @@ package executor
 
 import (
 	"context"
-	"strings"
-	"unsafe"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/internal/pgxinternals"
+	"github.com/bounceproof/bounceproof/internal/sqltext"
 )
 
 // control runs a text of the executor's own that is no statement of the caller's: it leaves the queue alone.
@@ -16,7 +15,7 @@ func (t *tx) control(ctx context.Context, sql string) error {
 	if err := t.flush(ctx); err != nil {
 		return err
 	}
-	t.virgin = false
+	t.preamble.use()
 	_, err := t.s.c.Conn().Exec(ctx, sql)
 	return err
 }
@@ -31,14 +30,14 @@ func (t *tx) alias(sql string) string {
 
 // flush sends what is pending by itself, for what follows goes past the executor.
 func (t *tx) flush(ctx context.Context) error {
-	if len(t.pending) == 0 {
+	if len(t.preamble.unsent) == 0 {
 		return nil
 	}
 	if t.statementMode() {
 		return ErrStatementMode
 	}
 	g := t.s.c.NewGroup()
-	for _, text := range t.pending {
+	for _, text := range t.preamble.unsent {
 		g.AddText(text)
 	}
 	if err := g.Send(ctx); err != nil {
@@ -50,7 +49,7 @@ func (t *tx) flush(ctx context.Context) error {
 	if err != nil {
 		return t.failed(ctx, err)
 	}
-	t.begun, t.pending = true, nil
+	t.preamble.arrived()
 	return nil
 }
 
@@ -82,26 +81,13 @@ func (t *tx) scope(sp *savepoint) *[]call {
 }
 
 // cutsTransaction reports whether the text is, or if simple may contain, SAVEPOINT, RELEASE, ROLLBACK (TO), PREPARE TRANSACTION, COMMIT, END
-// or ABORT. For several statements it may say yes for too much, as for the END of a CASE: what was queued then runs now and not with COMMIT,
-// in the same transaction.
+// or ABORT.
 func cutsTransaction(sql string, simple bool) bool {
-	switch prepare.Keyword(sql) {
-	case "end", "abort", "commit", "release", "rollback", "savepoint", "prepare":
-		return true
+	kind := sqltext.Of(sql)
+	if simple {
+		kind = sqltext.OfScript(sql)
 	}
-	if !simple || !strings.Contains(sql, ";") {
-		return false
-	}
-	for word := range strings.FieldsFuncSeq(sql, func(r rune) bool { return (r|0x20 < 'a' || r|0x20 > 'z') && r != '_' && (r < '0' || r > '9') }) {
-		switch len(word) {
-		case 3, 5, 6, 7, 8, 9, 11:
-			switch strings.ToLower(word) {
-			case "end", "abort", "commit", "release", "rollback", "savepoint", "transaction":
-				return true
-			}
-		}
-	}
-	return false
+	return kind&sqltext.Cuts != 0
 }
 
 // runQueue runs queued statements now.
@@ -109,7 +95,12 @@ func (t *tx) runQueue(ctx context.Context, queue *[]call) error {
 	calls := *queue
 	*queue = nil
 	for i := range calls {
-		if _, err := t.execCall(ctx, &calls[i]); err != nil {
+		x := t.s.newSingle()
+		x.ex, x.s, x.route, x.q = t.ex, &t.s, t, calls[i]
+		x.a.unnamed = t.unnamed
+		_, err := x.execUntraced(ctx)
+		x.release()
+		if err != nil {
 			return err
 		}
 	}
@@ -120,10 +111,10 @@ func (t *tx) runQueue(ctx context.Context, queue *[]call) error {
 // closed, so that nothing runs outside the transaction.
 func (t *tx) Conn() *pgx.Conn {
 	if !t.closed {
-		ctx, cancel := lastWords(context.Background())
+		ctx, cancel := rollbackContext(context.Background())
 		defer cancel()
 		t.traceBegin(ctx)
-		t.virgin = false
+		t.preamble.use()
 		if err := t.flush(ctx); err != nil {
 			// Nobody may take for a transaction what is none.
 			_ = t.s.c.Conn().Close(ctx)
@@ -133,17 +124,7 @@ func (t *tx) Conn() *pgx.Conn {
 }
 
 // LargeObjects returns pgx's large objects. Their functions are called by statements of this transaction.
-func (t *tx) LargeObjects() pgx.LargeObjects { return largeObjects(t) }
-
-// largeObjects makes pgx's large objects for a transaction of the executor. pgx makes them for its own transactions only, and those would
-// run their statements in the pool's own mode: by names of pgx's, which a pooler that forwards them loses. A LargeObjects holds its
-// transaction and nothing else; the sizes below differ, and this does not compile, once it holds more, and a test looks at the type.
-func largeObjects(tx pgx.Tx) (objects pgx.LargeObjects) {
-	*(*pgx.Tx)(unsafe.Pointer(&objects)) = tx
-	return objects
-}
-
-var _ = [1]struct{}{}[unsafe.Sizeof(pgx.LargeObjects{})-unsafe.Sizeof(pgx.Tx(nil))]
+func (t *tx) LargeObjects() pgx.LargeObjects { return pgxinternals.LargeObjects(t) }
 
 // Prepare returns the description of sql and makes name stand for it in this transaction. Nothing is prepared under the name on the server,
 // where behind a pooler it would be left behind.
@@ -159,9 +140,9 @@ func (t *tx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDe
 	if d == nil {
 		t.traceBegin(ctx)
 		var err error
-		d, err = st.Learn(ctx, t.s.c, t.pending)
+		d, err = st.Learn(ctx, t.s.c, t.preamble.unsent)
 		t.sent(err)
-		t.ex.count(t.s.c)
+		t.ex.countMessages(t.s.c)
 		if err != nil {
 			return nil, t.failed(ctx, err)
 		}

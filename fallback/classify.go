@@ -29,13 +29,11 @@ const (
 // Context is what the caller knows about the failed request. The zero value is the cautious one: nothing is known, nothing is repeated
 // that might have run.
 type Context struct {
-	// Strategy is how the statement was run, which may differ from the latch's: a text that is not stable is always [Unprepared].
+	// Strategy is how the statement was sent.
 	Strategy Strategy
 	// Name is the statement's server-side name; "" if it had none.
 	Name string
-	// Owns reports whether a name is one of the caller's, for groups of several statements. May be nil.
-	Owns func(name string) bool
-	// Topology is what the probe found; see [Decision.Topology].
+	// Topology is what the probe found; the zero value is none.
 	Topology Topology
 	// Phase is where the request stood.
 	Phase Phase
@@ -43,33 +41,22 @@ type Context struct {
 	Alive bool
 	// CtxErr is the Err of the call's context, read after the failure.
 	CtxErr error
-	// Recorded is the last error that the connection's OnPgError saw during this request; nil if none. PgBouncer 1.15 sends an ERROR
-	// and closes the socket, whereupon some of pgconn's paths report only the closed socket.
-	Recorded *pgconn.PgError
 	// Learnt says that the request was encoded by a description from an earlier call, which a migration may have overtaken.
 	Learnt bool
 	// ParamOIDs are the parameter types of that description, and Columns is the number of its result columns.
 	ParamOIDs []uint32
 	Columns   int
-	// Delivered says that rows or results of the request have already reached the caller, so that it cannot be run again.
-	Delivered bool
-}
-
-func (c *Context) owns(name string) bool {
-	return name != "" && (name == c.Name || c.Owns != nil && c.Owns(name))
 }
 
 // named reports whether the request bound a name of its own.
 func (c *Context) named() bool {
-	return (c.Strategy == Named || c.Strategy == Shared) && (c.Name != "" || c.Owns != nil)
+	return (c.Strategy == Named || c.Strategy == Shared) && c.Name != ""
 }
 
 // rerun returns a where the failed request alone can be run again, RerunTx where the transaction it belonged to is what has to be run
-// again, and Return where the caller has already seen something of it.
+// again.
 func (c *Context) rerun(a Action) Action {
 	switch {
-	case c.Delivered:
-		return Return
 	case c.Phase == PhaseInside, c.Phase == PhaseCommit:
 		return RerunTx
 	default:
@@ -78,7 +65,8 @@ func (c *Context) rerun(a Action) Action {
 }
 
 // Classify says what err means for a request of which the caller knows c. It is pure and safe for concurrent use. A nil error gives the
-// zero Verdict with Connection [Alive].
+// zero Verdict with Connection [Alive]. PgBouncer 1.15 sends an ERROR and closes the socket, whereupon some of pgconn's paths report only
+// the closed socket: a caller that has kept what OnPgError saw hands in errors.Join(err, seen).
 //
 // The rule behind it: an error without a Routine field was made by a pooler (PgBouncer fills severity, code and message only, proto.c;
 // Odyssey, PgCat and Supavisor no more than that), one with a Routine by PostgreSQL. A SQLSTATE alone proves nothing: PgBouncer's own is
@@ -99,11 +87,7 @@ func Classify(err error, c Context) Verdict {
 	}
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
-		if c.Recorded == nil || c.Alive || pgconn.SafeToRetry(err) {
-			return c.withoutAnswer(v, err)
-		}
-		// The socket closed behind an error that only OnPgError got to see.
-		pgErr = c.Recorded
+		return c.withoutAnswer(v, err)
 	}
 	v.PgError = pgErr
 	if fatal(pgErr) {
@@ -227,7 +211,7 @@ func (c *Context) fromParseOrBind(v Verdict) (Verdict, bool) {
 			}
 			v.Name, v.Evidence = name, true
 			if c.Strategy == Shared && e.Code == "26000" {
-				// A miss is the ordinary case of shared names, counted by Latch.Count.
+				// A miss is the ordinary case of shared names. Only many are evidence, and only the caller can count them.
 				v.Evidence = false
 				return c.refused(v, ReasonPreparedLost, c.rerun(Reparse)), true
 			}
@@ -244,7 +228,7 @@ func (c *Context) fromParseOrBind(v Verdict) (Verdict, bool) {
 		case c.Strategy == Shared:
 			return c.refused(v, ReasonStalePlan, c.rerun(Reparse)), true
 		case c.Topology.Tracks:
-			return c.refused(v, ReasonStalePlan, c.rerun(NextGeneration)), true
+			return c.refused(v, ReasonStalePlan, c.rerun(Relearn)), true
 		default:
 			return c.refused(v, ReasonStalePlan, c.rerun(RunUnprepared)), true
 		}
@@ -301,7 +285,7 @@ func (c *Context) lostName(message string) (string, bool) {
 		return c.Name, true
 	}
 	for word := range strings.FieldsFuncSeq(message, func(r rune) bool { return !isNameRune(r) }) {
-		if c.owns(word) || c.named() && c.Topology.Mode != ModeDirect && renamedBy(word) != PoolerUnknown {
+		if c.named() && c.Topology.Mode != ModeDirect && renamedBy(word) != PoolerUnknown {
 			return word, true
 		}
 	}

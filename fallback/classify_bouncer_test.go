@@ -121,7 +121,7 @@ func TestClassifyRealPgBouncerTracking(t *testing.T) {
 			c.prepare(t, "bp_plan", "select * from t where id = $1")
 			exec(t, connect(t, direct), "alter table t alter a type float8")
 			c.expect(t, "0A000", c.bind("bp_plan", "1"), learnt(tracking, 2, int8OID),
-				verdict{fallback.ReasonStalePlan, fallback.No, fallback.Alive, fallback.NextGeneration, no})
+				verdict{fallback.ReasonStalePlan, fallback.No, fallback.Alive, fallback.Relearn, no})
 			raise := `do $$ begin raise exception using errcode = '08P01', message = 'prepared statement did not exist'; end $$`
 			c.expect(t, "RAISE 08P01 with PgBouncer's words", c.run(raise), learnt(tracking, 1), own)
 
@@ -231,7 +231,7 @@ func TestClassifyRealPgBouncerEnds(t *testing.T) {
 				if err == nil {
 					err = c.run("select 1") // the wildcard entry lets it log in; the server then refuses
 				}
-				v := fallback.Classify(err, with(learnt(raw, 1), recorded(c.last)))
+				v := fallback.Classify(c.seen(err), with(learnt(raw, 1), closed))
 				t.Logf("no such database: %v (%v)", v, err)
 				if v.Executed != fallback.No || v.Evidence {
 					t.Errorf("no such database: %v (%v)", v, err)

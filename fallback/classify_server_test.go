@@ -2,6 +2,7 @@ package fallback_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -54,14 +55,24 @@ func newClient(t *testing.T, url string) *client {
 	return c
 }
 
+// seen joins an error of a closed socket with what OnPgError has seen, as a caller does that has kept it. PgBouncer 1.15 sends an ERROR and
+// closes the socket, whereupon some of pgconn's paths report only the closed socket.
+func (c *client) seen(err error) error {
+	var pgErr *pgconn.PgError
+	if c.last == nil || !c.IsClosed() || errors.As(err, &pgErr) || pgconn.SafeToRetry(err) {
+		return err
+	}
+	return errors.Join(err, c.last)
+}
+
 // classify completes a context with what the connection says and judges err.
 func (c *client) classify(t *testing.T, what string, err error, ctx fallback.Context) fallback.Verdict {
 	t.Helper()
 	if err == nil {
 		t.Fatalf("%s: want an error", what)
 	}
-	ctx.Alive, ctx.Recorded = !c.IsClosed(), c.last
-	v := fallback.Classify(err, ctx)
+	ctx.Alive = !c.IsClosed()
+	v := fallback.Classify(c.seen(err), ctx)
 	shape := "no answer"
 	if e := v.PgError; e != nil {
 		shape = fmt.Sprintf("%s %s %q where %q at %d by %q", e.Severity, e.Code, e.Message, e.Where, e.Position, e.Routine)

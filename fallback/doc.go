@@ -1,11 +1,9 @@
-// Package fallback answers three questions about the thing that listens at the other end of a connection string:
+// Package fallback answers two questions about the thing that listens at the other end of a connection string:
 //
 //   - What is it? [Probe] tells a PostgreSQL server from a connection pooler, and a pooler that tracks prepared statements from one
 //     that does not, by what it does and never by its version number. The answer is a [Topology].
 //   - What does this error mean? [Classify] is a pure function from an error and what the caller knows about the failed request to a
 //     [Verdict]: what went wrong, whether anything of the request may stand, whether the connection lives, and what to do next.
-//   - How are stable statements to be run now? A [Latch] holds the one answer of a whole pool, goes down from prepared statements on
-//     evidence, warns once, and comes back by itself when the pooler has learnt to track.
 //
 // It knows nothing of pools, of SQL or of how statements are put on the wire; it decides, and its caller acts. Nothing here starts a
 // goroutine that outlives the call, and no log line carries SQL text or arguments.

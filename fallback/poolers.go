@@ -78,7 +78,7 @@ func (c *Context) fromPooler(v Verdict) Verdict {
 		return c.refused(v, v.Reason, c.rerun(RunUnprepared))
 	case ReasonPoolerBusy:
 		v = c.refused(v, v.Reason, RunLater)
-		if c.Delivered || c.Phase == PhaseInside || c.Phase == PhaseCommit {
+		if c.Phase == PhaseInside || c.Phase == PhaseCommit {
 			v.Action = Return
 		}
 	case ReasonStatementMode:

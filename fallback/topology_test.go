@@ -2,15 +2,12 @@ package fallback_test
 
 import (
 	"bytes"
-	"context"
-	"flag"
 	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/fallback"
 )
@@ -74,66 +71,25 @@ func TestEnumerationsInWords(t *testing.T) {
 	}
 	check("reason ", int(fallback.ReasonServer), func(i int) string { return fallback.Reason(i).String() })
 	check("action ", int(fallback.RerunTx), func(i int) string { return fallback.Action(i).String() })
-	check("policy ", int(fallback.PolicyShared), func(i int) string { return fallback.Policy(i).String() })
 	check("mode ", int(fallback.ModeStatement), func(i int) string { return fallback.Mode(i).String() })
 	check("strategy ", int(fallback.Shared), func(i int) string { return fallback.Strategy(i).String() })
 	check("executed ", int(fallback.No), func(i int) string { return fallback.Executed(i).String() })
 	check("connection ", int(fallback.Alive), func(i int) string { return fallback.Connection(i).String() })
 }
 
-func TestPolicyAsAFlag(t *testing.T) {
-	t.Parallel()
-	for _, want := range []fallback.Policy{fallback.PolicyAuto, fallback.PolicyOn, fallback.PolicyOff, fallback.PolicyShared} {
-		var got fallback.Policy
-		set := flag.NewFlagSet("", flag.ContinueOnError)
-		set.TextVar(&got, "prepared", fallback.PolicyAuto, "")
-		if err := set.Parse([]string{"-prepared", want.String()}); err != nil || got != want {
-			t.Errorf("%v came back as %v, %v", want, got, err)
-		}
-	}
-	var p fallback.Policy
-	if err := p.UnmarshalText([]byte("maybe")); err == nil || !strings.Contains(err.Error(), "auto, on, off, shared") {
-		t.Errorf("got %v", err)
-	}
-	if _, err := fallback.Policy(9).MarshalText(); err == nil {
-		t.Error("a policy that does not exist has a text")
-	}
-}
-
-// How the parts go together: who runs statements asks the latch, probes when told to, and tells it what went wrong.
+// How the parts go together: what is there, and what an error on the way there means.
 func Example() {
-	ctx := context.Background()
-	latch := fallback.NewLatch(fallback.LatchConfig{Logger: slog.New(slog.DiscardHandler)})
-
-	pool := &pgxpool.Config{} // of a pool
-	dial := fallback.Dialer(func(ctx context.Context) (*pgconn.Config, error) {
-		c := pool.Copy()
-		if c.BeforeConnect != nil {
-			if err := c.BeforeConnect(ctx, c.ConnConfig); err != nil {
-				return nil, err
-			}
-		}
-		return &c.ConnConfig.Config, nil
-	})
-	_ = dial // if latch.Due() { top, err := fallback.Probe(ctx, dial); … }
-	latch.Settle(ctx, fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeSession})
-
-	ran := latch.Decision()
-	fmt.Println(ran.Strategy, "behind", ran.Topology)
+	// top, err := fallback.Probe(ctx, dial), or what an executor found: ex.Topology(ctx)
+	top := fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeSession}
+	fmt.Println(top.Strategy(), "behind", top)
 
 	err := &pgconn.PgError{
 		Severity: "ERROR", Code: "26000", Routine: "FetchPreparedStatement", Message: `prepared statement "bp_7c0f" does not exist`,
 	}
-	verdict := fallback.Classify(err, fallback.Context{
-		Strategy: ran.Strategy, Name: "bp_7c0f", Topology: ran.Topology, Phase: fallback.PhaseAlone, Alive: true,
-	})
-	if verdict.Evidence {
-		latch.Trip(ctx, ran, verdict)
-	}
-	fmt.Println(verdict)
-	fmt.Println(latch.Strategy())
+	fmt.Println(fallback.Classify(err, fallback.Context{
+		Strategy: fallback.Named, Name: "bp_7c0f", Topology: top, Phase: fallback.PhaseAlone, Alive: true,
+	}))
 	// Output:
 	// named behind pooler, session-like
 	// prepared statement lost: executed no, connection alive, run unprepared
-	// unprepared
 }

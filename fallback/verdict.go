@@ -103,11 +103,10 @@ const (
 	RunUnprepared
 	// Reparse runs it once more as Close, Parse, Bind, Describe, Execute in one group. Only for [Shared], where a miss is no surprise.
 	Reparse
-	// Relearn forgets the description, learns it again and runs the statement once more by the new one.
+	// Relearn forgets the description, learns it again and runs the statement once more by the new one. After [ReasonStalePlan] behind a
+	// pooler that tracks statements the text has to change with it, by a comment for instance: such a pooler keeps the stale plan under
+	// whatever name the same text is parsed (PgBouncer, src/prepare.c; seen on 1.24 and 1.26).
 	Relearn
-	// NextGeneration runs the statement once more without a name, and gives its text another name and other bytes for the future: a
-	// tracking pooler keeps the stale plan under whatever name the same text is parsed.
-	NextGeneration
 	// RunElsewhere runs it once more, the same way, on another connection.
 	RunElsewhere
 	// RunLater may be run again as it is, but not at once: the pooler or the server is out of something. A caller that does not back
@@ -118,7 +117,7 @@ const (
 )
 
 var actionTexts = [...]string{
-	Return: "return", RunUnprepared: "run unprepared", Reparse: "reparse", Relearn: "relearn", NextGeneration: "next generation",
+	Return: "return", RunUnprepared: "run unprepared", Reparse: "reparse", Relearn: "relearn",
 	RunElsewhere: "run elsewhere", RunLater: "run later", RerunTx: "rerun transaction",
 }
 
@@ -142,7 +141,7 @@ type Verdict struct {
 	Connection Connection
 	// Action is what to do.
 	Action Action
-	// Evidence is true when the error says that named statements cannot be used the way they were: tell [Latch.Trip].
+	// Evidence is true when the error says that named statements cannot be used the way they were.
 	Evidence bool
 	// PoolerMade is true when a pooler made the error, not PostgreSQL.
 	PoolerMade bool

@@ -1,9 +1,5 @@
-// Package prepare knows statements: which texts are stable, what a prepared statement is called, what the server said about it,
-// which names a connection has parsed, and how one execution is put on the wire.
+// Package prepare is what a program sees of prepared statements: the option [Stable], which marks a text that never changes, and [Name],
+// which says what its prepared statement is called on every server and in every process.
 //
-// It works on pgx connections and knows nothing of pools, of poolers or of what an error means; its caller chooses a [Strategy] for
-// each execution and judges the outcome.
-//
-// A statement passes the package in this order: [Catalog.Lookup] (text → [Statement]), [Statement.Learn] (once an executor),
-// [Attach] (the connection's registry), [Conn.Run] for a single statement or a [Group] for several in one round trip.
+// How statements are learnt, kept and put on the wire is the business of package executor.
 package prepare

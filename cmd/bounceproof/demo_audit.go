@@ -34,9 +34,9 @@ type truth struct {
 	order     map[string][]int64
 	accounts  map[int]movement // balance and version as they are now
 	undone    int64            // events that the subscription has not recorded as delivered
-	parses    uint64           // Parse messages that clients sent PgBouncer with a name
-	forwarded uint64           // Parse messages that PgBouncer sent servers for them
-	binds     uint64           // Bind messages with a name
+	parses    int64            // Parse messages that clients sent PgBouncer with a name
+	forwarded int64            // Parse messages that PgBouncer sent servers for them
+	binds     int64            // Bind messages with a name
 	counted   bool             // PgBouncer has these three counters (1.24 and newer)
 }
 
@@ -90,11 +90,11 @@ func (t *truth) readCounters(stats []map[string]string, database string) error {
 			continue
 		}
 		t.counted = true
-		for column, to := range map[string]*uint64{
+		for column, to := range map[string]*int64{
 			"total_client_parse_count": &t.parses, "total_server_parse_count": &t.forwarded, "total_bind_count": &t.binds,
 		} {
 			var err error
-			if *to, err = strconv.ParseUint(row[column], 10, 64); err != nil {
+			if *to, err = strconv.ParseInt(row[column], 10, 64); err != nil {
 				return fmt.Errorf("SHOW STATS: %s: %w", column, err)
 			}
 		}
@@ -184,7 +184,7 @@ func complaint(pairs ...any) string {
 }
 
 // executions is how many statements the executor knows to have run.
-func executions(s executor.Stats) uint64 { return s.Named + s.Unprepared + s.Shared }
+func executions(s executor.Stats) int64 { return s.Named + s.Unprepared + s.Shared }
 
 // parsesPerExecution is how many Parse messages an execution cost.
 func parsesPerExecution(s executor.Stats) float64 {
@@ -196,7 +196,7 @@ func parsesPerExecution(s executor.Stats) float64 {
 
 // strategyOf is the way in which most statements were sent.
 func strategyOf(s executor.Stats) fallback.Strategy {
-	by := map[uint64]fallback.Strategy{}
+	by := map[int64]fallback.Strategy{}
 	by[s.Shared], by[s.Unprepared], by[s.Named] = fallback.Shared, fallback.Unprepared, fallback.Named
 	return by[slices.Max(slices.Collect(maps.Keys(by)))]
 }
@@ -226,9 +226,9 @@ func auditStatements(r *row, o *outcome, t *truth, logged []record) []check {
 
 // near reports whether two counts of the same thing agree: a statement under way when the dispatchers are told to stop is
 // counted by one side only.
-func near(a, b uint64) bool { return max(a, b)-min(a, b) <= 2*demoDispatchers }
+func near(a, b int64) bool { return max(a, b)-min(a, b) <= 2*demoDispatchers }
 
-func number(n uint64) string { return thousands(int(n)) } //nolint:gosec // counts of a minute
+func number(n int64) string { return thousands(int(n)) }
 
 // some is a number and a noun.
 func some(n int, noun string) string {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/selector"
 	"github.com/bounceproof/bounceproof/notify"
 )
 
@@ -181,15 +182,14 @@ func (d *diagnosis) connect(ctx context.Context, ex *executor.Executor, cc pgcon
 	d.Topology = &topology{
 		Summary: top.String(), Pooler: string(top.Pooler), Mode: top.Mode.String(), Tracks: top.Tracks, Evidence: top.Evidence,
 	}
-	d.Strategies = &strategies{Auto: strategyUnder(ctx, executor.Auto, top), Shared: strategyUnder(ctx, executor.Shared, top)}
+	d.Strategies = &strategies{Auto: strategyUnder(executor.Auto, top), Shared: strategyUnder(executor.Shared, top)}
 	d.judge(top)
 	return nil
 }
 
 // strategyUnder asks the very code that an executor asks.
-func strategyUnder(ctx context.Context, policy executor.PreparedStatements, top fallback.Topology) string {
-	latch := fallback.NewLatch(fallback.LatchConfig{Policy: policy, Logger: slog.New(slog.DiscardHandler)})
-	return latch.Settle(ctx, top).Strategy.String()
+func strategyUnder(policy executor.PreparedStatements, top fallback.Topology) string {
+	return selector.Policy(policy).Strategy(top).String()
 }
 
 const oldestServer = 130000

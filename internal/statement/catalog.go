@@ -1,4 +1,4 @@
-package prepare
+package statement
 
 import (
 	"sync"
@@ -50,7 +50,7 @@ func (c *Catalog) Lookup(sql string, marked bool) *Statement {
 	}
 	f, ok := c.fresh.Get(sql)
 	if !ok {
-		f = &fresh{st: &Statement{sql: sql, salt: c.salt}}
+		f = &fresh{st: newStatement(sql, c.salt)}
 	}
 	f.uses++
 	if marked || (c.threshold > 0 && f.uses >= c.threshold) {

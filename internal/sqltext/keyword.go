@@ -1,4 +1,4 @@
-package prepare
+package sqltext
 
 import "strings"
 

@@ -1,4 +1,4 @@
-package prepare
+package statement
 
 import (
 	"slices"
@@ -14,7 +14,7 @@ import (
 const DefaultCapacity = 200
 
 // customDataKey is where a connection's state lives in pgconn's CustomData: it dies with the connection, so nothing has to be cleaned up.
-const customDataKey = "github.com/bounceproof/bounceproof/prepare"
+const customDataKey = "github.com/bounceproof/bounceproof/internal/statement"
 
 // Conn is what is known about one connection: which names it has parsed, each with the row description that came with that Parse,
 // and which evicted names are still to be closed. Like the pgx.Conn it belongs to, it is not safe for concurrent use.
@@ -28,7 +28,7 @@ type Conn struct {
 	copyTracer    pgx.CopyFromTracer
 
 	names  *simplelru.LRU[string, *entry]
-	eras   map[any]uint64
+	epochs map[any]uint64
 	closes []string // evicted names; a Close for each rides in front of the next request
 	eqb    pgx.ExtendedQueryBuilder
 
@@ -37,11 +37,11 @@ type Conn struct {
 	// Scope tells connections apart on which the same text may mean something else, as the pool's hooks configured them: user, database,
 	// search_path, role and options.
 	Scope string
-	// Proven says that the connection was seen to lead to a backend of its own.
-	Proven bool
+	// Direct says that the connection was seen to lead to a backend of its own.
+	Direct bool
 
 	// Parses and Learns count the Parse messages sent for executions and for learning since the caller last took them.
-	Parses, Learns uint64
+	Parses, Learns int64
 }
 
 // entry is a name this connection has parsed. sd.Fields is the row description that came with that very Parse; empty for a statement
@@ -122,22 +122,24 @@ func (c *Conn) Forget(name string) {
 	c.closes = c.closes[:n]
 }
 
-// Renew makes every name unknown when era is another one than at owner's last call: names that were parsed while a pooler worked in one way
-// mean nothing to it once it works in another. Each owner counts for itself.
-func (c *Conn) Renew(owner any, era uint64) {
-	if last, ok := c.eras[owner]; ok && last == era {
+// Reset makes every name unknown when epoch is another one than at owner's last call: names that were parsed while a pooler worked in one
+// way mean nothing to it once it works in another. Each owner counts for itself.
+func (c *Conn) Reset(owner any, epoch uint64) {
+	if last, ok := c.epochs[owner]; ok && last == epoch {
 		return
 	} else if ok {
 		c.ForgetAll()
 	}
-	if c.eras == nil {
-		c.eras = make(map[any]uint64, 1)
+	if c.epochs == nil {
+		c.epochs = make(map[any]uint64, 1)
 	}
-	c.eras[owner] = era
+	c.epochs[owner] = epoch
 }
 
-// ForgetAll makes every name unknown, as after a session was reset by someone else.
+// ForgetAll makes every name unknown, as after a session was reset by someone else. Names that were evicted before still get the Close
+// that they are owed: what reset the session may have been a DEALLOCATE of one name, or have reached another server.
 func (c *Conn) ForgetAll() {
+	n := len(c.closes)
 	c.names.Purge()
-	c.closes = c.closes[:0]
+	c.closes = c.closes[:n]
 }

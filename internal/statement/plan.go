@@ -1,4 +1,4 @@
-package prepare
+package statement
 
 import (
 	"context"
@@ -8,39 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/bounceproof/bounceproof/fallback"
 )
-
-// Strategy is how one execution of a statement goes over the wire. Each is a single Sync group in a single flush.
-type Strategy uint8
-
-// The strategies. D is Describe(portal), which [Conn.Run] leaves out only where it is told that the connection is direct.
-const (
-	// Unprepared sends Parse "" Bind D Execute, with explicit parameter types: right behind every pooler.
-	Unprepared Strategy = iota
-	// Named sends Bind D Execute under the statement's name, with Close and Parse in front when this connection has not parsed it.
-	Named
-	// Shared sends Bind D Execute under the statement's name, whatever this connection has parsed: the name is a content hash, so the
-	// server connection behind it has exactly this statement, or answers 26000 and nothing ran.
-	Shared
-	// SharedParse sends Close Parse Bind D Execute under the statement's name: right on whichever server it lands.
-	SharedParse
-)
-
-// String returns the strategy's name.
-func (s Strategy) String() string {
-	switch s {
-	case Unprepared:
-		return "unprepared"
-	case Named:
-		return "named"
-	case Shared:
-		return "shared"
-	case SharedParse:
-		return "shared parse"
-	default:
-		return fmt.Sprintf("strategy(%d)", uint8(s))
-	}
-}
 
 // maxParams is the protocol's limit: a Bind counts its parameters in an Int16 that PostgreSQL reads as unsigned
 // (exec_bind_message, src/backend/tcop/postgres.c).
@@ -66,7 +36,7 @@ func (f Formats) choose(d *Description, fields []pgconn.FieldDescription, built 
 		return formats
 	case f.Positions != nil:
 		return f.Positions
-	case d.utility:
+	case d.Utility():
 		return anyColumns
 	default:
 		return built
@@ -76,13 +46,20 @@ func (f Formats) choose(d *Description, fields []pgconn.FieldDescription, built 
 // Execution is one execution of a statement.
 type Execution struct {
 	Description *Description
-	Strategy    Strategy
+	// Strategy is how it goes over the wire. Each is a single Sync group in a single flush; D is Describe(portal), which [Conn.Run] leaves
+	// out only where it is told that the connection is direct.
+	//
+	// Named: Bind D Execute under the statement's name, with Close and Parse in front when this connection has not parsed it.
+	// Shared: the same whatever this connection has parsed, with Close and Parse only if Parse says so: the name is a content hash, so the
+	// server connection behind it has exactly this statement, or answers 26000 and nothing ran.
+	// Unprepared, and Undecided: Parse "" Bind D Execute, with explicit parameter types: right behind every pooler.
+	Strategy fallback.Strategy
+	// Parse sends Close and Parse in front whatever is known of the name: right on whichever server it lands. In a [Group] every distinct
+	// statement is parsed at most once.
+	Parse bool
 	// Direct is true on a connection that leads to a PostgreSQL backend of its own, where the server refuses a plan whose result has
 	// changed since this connection's own Parse. Only there may the Describe be left out.
-	Direct bool
-	// Reparse sends Close and Parse under [Named] even for a name that the connection knows: for several statements in one group, which
-	// cannot be run again once the first result has been handed out.
-	Reparse bool
+	Direct  bool
 	Args    []any
 	Formats Formats
 }
@@ -108,10 +85,10 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 	d := e.Description
 	sd := &d.sd
 	known := false
-	if e.Strategy == Named {
+	if e.Strategy == fallback.Named {
 		if ent, ok := c.names.Get(d.sd.Name); ok {
 			known = true
-			if e.Direct && len(ent.sd.Fields) > 0 && !d.utility {
+			if e.Direct && len(ent.sd.Fields) > 0 && !d.Utility() {
 				sd = &ent.sd
 			}
 		}
@@ -121,12 +98,14 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 	}
 	formats := e.Formats.choose(d, sd.Fields, c.eqb.ResultFormats)
 
-	parse := (e.Strategy == Named && !known) || e.Strategy == SharedParse
+	named := e.Strategy == fallback.Named
+	byName := named || e.Strategy == fallback.Shared
+	parse := byName && (e.Parse || named && !known)
 	// A prefix is written only when the call below is sure to flush it: one that is left in the buffer by a call that returned early would
 	// be answered in front of the next statement's own answer.
 	wrote := false
 	if prefix := parse || len(c.closes) > 0; prefix && ctx.Err() != nil {
-		ctx = ended{ctx}
+		ctx = doneContext{ctx}
 	} else if prefix && !c.pg.IsBusy() && !c.pg.IsClosed() {
 		wrote = true
 		c.sendCloses()
@@ -136,7 +115,7 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 	}
 	var rr *pgconn.ResultReader
 	switch {
-	case e.Strategy == Unprepared:
+	case !byName:
 		c.Parses++
 		rr = c.pg.ExecParams(ctx, d.sd.SQL, c.eqb.ParamValues, d.sd.ParamOIDs, c.eqb.ParamFormats, formats)
 	case sd != &d.sd:
@@ -151,30 +130,30 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 		}
 		return rr, nil
 	}
-	if parse && wrote && e.Strategy == Named {
-		// Not for SharedParse: what a connection has parsed says nothing about the server that it meets next, and to close an evicted name
+	if parse && wrote && named {
+		// Not for shared names: what a connection has parsed says nothing about the server that it meets next, and to close an evicted name
 		// there would take it from everybody.
-		c.settle(d, rr)
+		c.confirmParse(d, rr)
 	}
 	return rr, nil
 }
 
-// ended is a context that has ended in its Done as well. A context that is being cancelled on another goroutine shows that in Err first,
+// doneContext is a context that has ended in its Done as well. A context that is being cancelled on another goroutine shows that in Err first,
 // and pgconn asks Done: it would go on without the prefix, and bind a name that was never parsed.
-type ended struct{ context.Context }
+type doneContext struct{ context.Context }
 
-var over = func() chan struct{} {
+var closedChan = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }()
 
 // Done returns a closed channel.
-func (ended) Done() <-chan struct{} { return over }
+func (doneContext) Done() <-chan struct{} { return closedChan }
 
-// settle makes the name of a Parse known if the Parse is proven: by the row description that followed, or, for a statement without rows,
+// confirmParse makes the name of a Parse known if the Parse is proven: by the row description that followed, or, for a statement without rows,
 // by its success. Anything else leaves it unknown, so that the next execution sends Close and Parse.
-func (c *Conn) settle(d *Description, rr *pgconn.ResultReader) {
+func (c *Conn) confirmParse(d *Description, rr *pgconn.ResultReader) {
 	// A row may have no columns; then the slice is empty, and not nil.
 	if fields := rr.FieldDescriptions(); fields != nil {
 		c.learned(d, fields)

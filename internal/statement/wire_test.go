@@ -1,4 +1,4 @@
-package prepare_test
+package statement_test
 
 import (
 	"context"
@@ -10,7 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/internal/pgscript"
+	"github.com/bounceproof/bounceproof/internal/statement"
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
@@ -18,8 +20,8 @@ import (
 type wire struct {
 	t *testing.T
 	b *pgscript.Backend
-	c *prepare.Conn
-	k *prepare.Catalog
+	c *statement.Conn
+	k *statement.Catalog
 }
 
 func newWire(t *testing.T, o pgscript.Options, capacity int) *wire {
@@ -36,11 +38,11 @@ func dialWire(t *testing.T, b *pgscript.Backend, capacity int) *wire {
 	}
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	b.Reset()
-	return &wire{t: t, b: b, c: prepare.Attach(conn, capacity), k: prepare.NewCatalog(1, "")}
+	return &wire{t: t, b: b, c: statement.Attach(conn, capacity), k: statement.NewCatalog(1, "")}
 }
 
 // learn returns the description of a text, and forgets what that took on the wire.
-func (w *wire) learn(sql string) *prepare.Description {
+func (w *wire) learn(sql string) *statement.Description {
 	w.t.Helper()
 	d, err := w.k.Lookup(sql, true).Learn(w.t.Context(), w.c, nil)
 	if err != nil {
@@ -51,7 +53,7 @@ func (w *wire) learn(sql string) *prepare.Description {
 }
 
 // run runs an execution to its end and returns the one number it gave.
-func (w *wire) run(ctx context.Context, e prepare.Execution) (string, error) {
+func (w *wire) run(ctx context.Context, e statement.Execution) (string, error) {
 	rr, err := w.c.Run(ctx, &e)
 	if err != nil {
 		return "", err
@@ -136,7 +138,7 @@ func TestLearnMessages(t *testing.T) {
 	}
 
 	texts := []string{"select 1", "select 2, $1"}
-	var sts []*prepare.Statement
+	var sts []*statement.Statement
 	for _, text := range texts {
 		sts = append(sts, w.k.Lookup(text, true))
 	}
@@ -159,7 +161,7 @@ func TestLearnAllKeepsWhatWasLearntBeforeAFailure(t *testing.T) {
 	w := newWire(t, pgscript.Options{}, 10)
 	w.b.Define("select 2", pgscript.Statement{Fail: pgscript.FailTimes(pgscript.Parse, 1, pgscript.ServerError("42P01", "no table", "parserOpenTable"))})
 	a, b, c := w.k.Lookup("select 1", true), w.k.Lookup("select 2", true), w.k.Lookup("select 3", true)
-	_, err := w.c.LearnAll(t.Context(), []*prepare.Statement{a, b, c}, nil)
+	_, err := w.c.LearnAll(t.Context(), []*statement.Statement{a, b, c}, nil)
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || pgErr.Code != "42P01" {
 		t.Fatal(err)
@@ -167,7 +169,7 @@ func TestLearnAllKeepsWhatWasLearntBeforeAFailure(t *testing.T) {
 	if a.Description() == nil || b.Description() != nil || c.Description() != nil {
 		t.Error(a.Description(), b.Description(), c.Description())
 	}
-	if got, err := w.run(t.Context(), prepare.Execution{Description: a.Description()}); got != "1" || err != nil {
+	if got, err := w.run(t.Context(), statement.Execution{Description: a.Description()}); got != "1" || err != nil {
 		t.Error(got, err)
 	}
 }
@@ -179,24 +181,25 @@ func TestRunMessages(t *testing.T) {
 	s, i := sel.Name(), ins.Name()
 	for _, step := range []struct {
 		what   string
-		d      *prepare.Description
-		s      prepare.Strategy
+		d      *statement.Description
+		s      fallback.Strategy
+		parse  bool
 		direct bool
 		want   []string
 	}{
-		{"unprepared", sel, prepare.Unprepared, false, []string{`Parse "" select $1`, `Bind ""`, "Describe portal", "Execute", "Sync"}},
-		{"unprepared, direct", sel, prepare.Unprepared, true, []string{`Parse "" select $1`, `Bind ""`, "Describe portal", "Execute", "Sync"}},
-		{"first use", sel, prepare.Named, false, []string{"Close " + s, "Parse " + s, "Bind " + s, "Describe portal", "Execute", "Sync"}},
-		{"later use behind a pooler", sel, prepare.Named, false, []string{"Bind " + s, "Describe portal", "Execute", "Sync"}},
-		{"later use, direct", sel, prepare.Named, true, []string{"Bind " + s, "Execute", "Sync"}},
-		{"first use, direct, no rows", ins, prepare.Named, true, []string{"Close " + i, "Parse " + i, "Bind " + i, "Describe portal", "Execute", "Sync"}},
-		{"later use, direct, no rows", ins, prepare.Named, true, []string{"Bind " + i, "Describe portal", "Execute", "Sync"}},
-		{"shared", sel, prepare.Shared, false, []string{"Bind " + s, "Describe portal", "Execute", "Sync"}},
-		{"shared, direct: never without the description", sel, prepare.Shared, true, []string{"Bind " + s, "Describe portal", "Execute", "Sync"}},
-		{"shared parse", sel, prepare.SharedParse, false, []string{"Close " + s, "Parse " + s, "Bind " + s, "Describe portal", "Execute", "Sync"}},
-		{"shared parse again", sel, prepare.SharedParse, false, []string{"Close " + s, "Parse " + s, "Bind " + s, "Describe portal", "Execute", "Sync"}},
+		{"unprepared", sel, fallback.Unprepared, false, false, []string{`Parse "" select $1`, `Bind ""`, "Describe portal", "Execute", "Sync"}},
+		{"unprepared, direct", sel, fallback.Unprepared, false, true, []string{`Parse "" select $1`, `Bind ""`, "Describe portal", "Execute", "Sync"}},
+		{"first use", sel, fallback.Named, false, false, []string{"Close " + s, "Parse " + s, "Bind " + s, "Describe portal", "Execute", "Sync"}},
+		{"later use behind a pooler", sel, fallback.Named, false, false, []string{"Bind " + s, "Describe portal", "Execute", "Sync"}},
+		{"later use, direct", sel, fallback.Named, false, true, []string{"Bind " + s, "Execute", "Sync"}},
+		{"first use, direct, no rows", ins, fallback.Named, false, true, []string{"Close " + i, "Parse " + i, "Bind " + i, "Describe portal", "Execute", "Sync"}},
+		{"later use, direct, no rows", ins, fallback.Named, false, true, []string{"Bind " + i, "Describe portal", "Execute", "Sync"}},
+		{"shared", sel, fallback.Shared, false, false, []string{"Bind " + s, "Describe portal", "Execute", "Sync"}},
+		{"shared, direct: never without the description", sel, fallback.Shared, false, true, []string{"Bind " + s, "Describe portal", "Execute", "Sync"}},
+		{"shared parse", sel, fallback.Shared, true, false, []string{"Close " + s, "Parse " + s, "Bind " + s, "Describe portal", "Execute", "Sync"}},
+		{"shared parse again", sel, fallback.Shared, true, false, []string{"Close " + s, "Parse " + s, "Bind " + s, "Describe portal", "Execute", "Sync"}},
 	} {
-		got, err := w.run(t.Context(), prepare.Execution{Description: step.d, Strategy: step.s, Direct: step.direct, Args: []any{42}})
+		got, err := w.run(t.Context(), statement.Execution{Description: step.d, Strategy: step.s, Parse: step.parse, Direct: step.direct, Args: []any{42}})
 		if err != nil || step.d == sel && got != "42" {
 			t.Errorf("%s: %q, %v", step.what, got, err)
 		}
@@ -217,7 +220,7 @@ func TestRunDirectDescribesWithoutARecord(t *testing.T) {
 	t.Parallel()
 	w := newWire(t, pgscript.Options{}, 10)
 	d := w.learn("fetch c")
-	e := prepare.Execution{Description: d, Strategy: prepare.Named, Direct: true}
+	e := statement.Execution{Description: d, Strategy: fallback.Named, Direct: true}
 	for range 3 {
 		if _, err := w.run(t.Context(), e); err != nil {
 			t.Fatal(err)
@@ -255,7 +258,7 @@ func TestRunKnowsANameOnlyByProof(t *testing.T) {
 			st.Rows = func(args []string) [][]string { return [][]string{args} }
 		}
 		w.b.Define(test.sql, st)
-		e := prepare.Execution{Description: d, Strategy: prepare.Named, Args: []any{7}}
+		e := statement.Execution{Description: d, Strategy: fallback.Named, Args: []any{7}}
 		var pgErr *pgconn.PgError
 		if _, err := w.run(t.Context(), e); !errors.As(err, &pgErr) || pgErr.Code != "23505" {
 			t.Errorf("%s: %v", test.what, err)
@@ -285,7 +288,7 @@ func TestRunAfterAFailedParseOnATrackingPooler(t *testing.T) {
 	}
 	for range 3 {
 		fail()
-		e := prepare.Execution{Description: d, Strategy: prepare.Named, Args: []any{7}}
+		e := statement.Execution{Description: d, Strategy: fallback.Named, Args: []any{7}}
 		if _, err := w.run(t.Context(), e); err == nil {
 			t.Fatal("no error")
 		}
@@ -293,7 +296,7 @@ func TestRunAfterAFailedParseOnATrackingPooler(t *testing.T) {
 			t.Fatal("the connection was lost")
 		}
 	}
-	if _, err := w.run(t.Context(), prepare.Execution{Description: d, Strategy: prepare.Named, Args: []any{7}}); err != nil {
+	if _, err := w.run(t.Context(), statement.Execution{Description: d, Strategy: fallback.Named, Args: []any{7}}); err != nil {
 		t.Fatal(err)
 	}
 	// Negative control: without the Close it is lost.
@@ -310,17 +313,17 @@ func TestRunRefusesArgumentsBeforeAnythingIsSent(t *testing.T) {
 	w := newWire(t, pgscript.Options{}, 10)
 	d := w.learn(selectArg)
 	for _, args := range [][]any{nil, {1, 2}, {int64(1) << 40}, {struct{}{}}} {
-		for _, s := range []prepare.Strategy{prepare.Unprepared, prepare.Named, prepare.Shared, prepare.SharedParse} {
-			if _, err := w.c.Run(t.Context(), &prepare.Execution{Description: d, Strategy: s, Args: args}); err == nil {
+		for _, s := range []fallback.Strategy{fallback.Unprepared, fallback.Named, fallback.Shared} {
+			if _, err := w.c.Run(t.Context(), &statement.Execution{Description: d, Strategy: s, Args: args}); err == nil {
 				t.Error(s, args, "accepted")
 			}
-			if err := w.c.NewGroup().Add(prepare.Execution{Description: d, Strategy: s, Args: args}); err == nil {
+			if err := w.c.NewGroup().Add(statement.Execution{Description: d, Strategy: s, Args: args}); err == nil {
 				t.Error(s, args, "accepted by a group")
 			}
 		}
 	}
 	w.expect("nothing")
-	if got, err := w.run(t.Context(), prepare.Execution{Description: d, Strategy: prepare.Named, Args: []any{8}}); got != "8" || err != nil {
+	if got, err := w.run(t.Context(), statement.Execution{Description: d, Strategy: fallback.Named, Args: []any{8}}); got != "8" || err != nil {
 		t.Error(got, err)
 	}
 }

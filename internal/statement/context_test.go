@@ -1,4 +1,4 @@
-package prepare_test
+package statement_test
 
 import (
 	"context"
@@ -9,8 +9,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/internal/pgscript"
-	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
 // Whatever a context does to a request, the connection is closed or the next statement gets its own answer. The trap is a prefix of Close
@@ -18,27 +19,27 @@ import (
 func TestContextThatEndsAtAnyLook(t *testing.T) {
 	t.Parallel()
 	b := pgscript.New(t, pgscript.Options{})
-	calls := map[string]func(ctx context.Context, w *wire, d *prepare.Description) error{
-		"learn": func(ctx context.Context, w *wire, _ *prepare.Description) error {
+	calls := map[string]func(ctx context.Context, w *wire, d *statement.Description) error{
+		"learn": func(ctx context.Context, w *wire, _ *statement.Description) error {
 			_, err := w.k.Lookup("select 5, $1", true).Learn(ctx, w.c, nil)
 			return err
 		},
-		"learn with begin": func(ctx context.Context, w *wire, _ *prepare.Description) error {
+		"learn with begin": func(ctx context.Context, w *wire, _ *statement.Description) error {
 			_, err := w.k.Lookup("select 6, $1", true).Learn(ctx, w.c, []string{"begin"})
 			return err
 		},
-		"group": func(ctx context.Context, w *wire, d *prepare.Description) error {
+		"group": func(ctx context.Context, w *wire, d *statement.Description) error {
 			g := w.c.NewGroup()
-			if err := g.Add(prepare.Execution{Description: d, Strategy: prepare.Named, Args: []any{3}}); err != nil {
+			if err := g.Add(statement.Execution{Description: d, Strategy: fallback.Named, Args: []any{3}}); err != nil {
 				return err
 			}
 			_, err := finish(ctx, g)
 			return err
 		},
 	}
-	for _, s := range []prepare.Strategy{prepare.Unprepared, prepare.Named, prepare.SharedParse} {
-		calls[s.String()] = func(ctx context.Context, w *wire, d *prepare.Description) error {
-			_, err := w.run(ctx, prepare.Execution{Description: d, Strategy: s, Args: []any{3}})
+	for _, s := range []fallback.Strategy{fallback.Unprepared, fallback.Named, fallback.Shared} {
+		calls[s.String()] = func(ctx context.Context, w *wire, d *statement.Description) error {
+			_, err := w.run(ctx, statement.Execution{Description: d, Strategy: s, Parse: true, Args: []any{3}})
 			return err
 		}
 	}
@@ -52,7 +53,7 @@ func TestContextThatEndsAtAnyLook(t *testing.T) {
 				d, other := w.learn(selectArg), w.learn("select 2, $1")
 				// One name evicted, so that a Close is owed too.
 				for range 2 {
-					if _, err := w.run(t.Context(), prepare.Execution{Description: other, Strategy: prepare.Named, Args: []any{1}}); err != nil {
+					if _, err := w.run(t.Context(), statement.Execution{Description: other, Strategy: fallback.Named, Args: []any{1}}); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -83,7 +84,7 @@ func prepareLost(err error) bool {
 }
 
 // answersRightly checks that the connection is closed, or gives every statement its own answer.
-func (w *wire) answersRightly(d *prepare.Description) error {
+func (w *wire) answersRightly(d *statement.Description) error {
 	if w.c.PgConn().IsClosed() {
 		return nil
 	}
@@ -92,14 +93,14 @@ func (w *wire) answersRightly(d *prepare.Description) error {
 	}
 	// First a group: a single statement does not mind answers that it did not ask for.
 	g := w.c.NewGroup()
-	if err := g.Add(prepare.Execution{Description: d, Args: []any{99}}); err != nil {
+	if err := g.Add(statement.Execution{Description: d, Args: []any{99}}); err != nil {
 		return err
 	}
 	if got, err := finish(w.t.Context(), g); err != nil || got[0] != "99" {
 		return fmt.Errorf("the next group answered %q instead of 99, %w", got, err)
 	}
 	for n := 100; n < 103; n++ {
-		got, err := w.run(w.t.Context(), prepare.Execution{Description: d, Args: []any{n}})
+		got, err := w.run(w.t.Context(), statement.Execution{Description: d, Args: []any{n}})
 		if err != nil || got != fmt.Sprint(n) {
 			return fmt.Errorf("the next statement answered %q instead of %d, %w", got, n, err)
 		}
@@ -120,7 +121,7 @@ func TestAnswersRightlySeesALeftPrefix(t *testing.T) {
 		t.Fatal("a done context was accepted")
 	}
 	g := w.c.NewGroup()
-	if err := g.Add(prepare.Execution{Description: d, Args: []any{1}}); err != nil {
+	if err := g.Add(statement.Execution{Description: d, Args: []any{1}}); err != nil {
 		t.Fatal(err)
 	}
 	// A single statement is forgiving, a group is not.

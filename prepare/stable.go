@@ -14,15 +14,10 @@ import (
 // implements [pgx.QueryRewriter] as the identity. Safe for concurrent use.
 var Stable stable
 
+// stable has no values but one, so that nobody can assign another to Stable.
 type stable struct{}
 
 // RewriteQuery returns its input.
 func (stable) RewriteQuery(_ context.Context, _ *pgx.Conn, sql string, args []any) (string, []any, error) {
 	return sql, args, nil
-}
-
-// IsStable reports whether arg is the [Stable] option.
-func IsStable(arg any) bool {
-	_, ok := arg.(stable)
-	return ok
 }

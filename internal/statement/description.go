@@ -1,4 +1,4 @@
-package prepare
+package statement
 
 import (
 	"context"
@@ -9,12 +9,16 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/internal/sqltext"
+	"github.com/bounceproof/bounceproof/prepare"
 )
 
 // Statement is one text and what is known about it. All methods are safe for concurrent use.
 type Statement struct {
 	sql    string
 	salt   string
+	kind   sqltext.Kind
 	stable atomic.Bool
 	gen    atomic.Int32
 	desc   atomic.Pointer[Description]
@@ -27,9 +31,8 @@ type Statement struct {
 // description that came with them.
 type Description struct {
 	// sd.SQL carries the generation comment, sd.Name the hash of text and parameter types.
-	sd pgconn.StatementDescription
-	// utility says that fields are no more than an example: see isUtility.
-	utility bool
+	sd   pgconn.StatementDescription
+	kind sqltext.Kind
 }
 
 // SQL returns the text that is sent, with its generation comment if the statement has moved on.
@@ -46,7 +49,15 @@ func (d *Description) Fields() []pgconn.FieldDescription { return d.sd.Fields }
 
 // Utility reports whether the statement is none of those whose plans PostgreSQL keeps: its columns may differ from execution to execution, and
 // it may refuse to run in a transaction of several statements.
-func (d *Description) Utility() bool { return d.utility }
+func (d *Description) Utility() bool { return d.kind&sqltext.Utility != 0 }
+
+// newStatement returns a statement that has not been learnt.
+func newStatement(sql, salt string) *Statement {
+	return &Statement{sql: sql, salt: salt, kind: sqltext.Of(sql)}
+}
+
+// Kind returns what the text is.
+func (s *Statement) Kind() sqltext.Kind { return s.kind }
 
 // SQL returns the text as the caller wrote it.
 func (s *Statement) SQL() string { return s.sql }
@@ -57,16 +68,16 @@ func (s *Statement) Stable() bool { return s.stable.Load() }
 // Description returns what is known, or nil while the statement has not been learnt.
 func (s *Statement) Description() *Description { return s.desc.Load() }
 
-// Doubt reports, to one caller at a time, that the description is older than age and should be learnt again. A changed parameter type to which the
+// NeedsRefresh reports, to one caller at a time, that the description is older than age and should be learnt again. A changed parameter type to which the
 // learnt one can be cast raises no error, and would be converted twice for ever.
-func (s *Statement) Doubt(age time.Duration) bool {
+func (s *Statement) NeedsRefresh(age time.Duration) bool {
 	learnt, now := s.learnt.Load(), time.Now().UnixNano()
 	return now-learnt > int64(age) && s.learnt.CompareAndSwap(learnt, now)
 }
 
 // Matches reports whether a result with these columns is of the types that were learnt.
 func (d *Description) Matches(fields []pgconn.FieldDescription) bool {
-	if d.utility {
+	if d.Utility() {
 		return true // it was never more than an example
 	}
 	if len(fields) != len(d.sd.Fields) {
@@ -109,8 +120,8 @@ func (s *Statement) text(gen int32) string {
 // describe makes the Description that follows from what the server said.
 func (s *Statement) describe(sql string, paramOIDs []uint32, fields []pgconn.FieldDescription) *Description {
 	return &Description{
-		sd:      pgconn.StatementDescription{Name: Name(sql, paramOIDs, s.salt), SQL: sql, ParamOIDs: paramOIDs, Fields: fields},
-		utility: isUtility(s.sql),
+		sd:   pgconn.StatementDescription{Name: prepare.Name(sql, paramOIDs, s.salt), SQL: sql, ParamOIDs: paramOIDs, Fields: fields},
+		kind: s.kind,
 	}
 }
 
@@ -128,7 +139,7 @@ func (s *Statement) Learn(ctx context.Context, c *Conn, begin []string) (*Descri
 
 // Describe is [Statement.Learn] for a text that is asked about once, and not kept.
 func (c *Conn) Describe(ctx context.Context, sql string, begin []string) (*Description, error) {
-	return (&Statement{sql: sql}).Learn(ctx, c, begin)
+	return newStatement(sql, "").Learn(ctx, c, begin)
 }
 
 // LearnAll learns several statements in one round trip, with begin in front, see [Statement.Learn]. A failure of one is the error of all; the
@@ -197,7 +208,7 @@ func (c *Conn) learn(ctx context.Context, texts, begin []string) ([]*pgconn.Stat
 		err = closeErr
 	}
 	if err == nil && len(sds) < len(texts) {
-		err = errors.New("prepare: learn: the server sent too few descriptions")
+		err = errors.New("statement: learn: the server sent too few descriptions")
 	}
 	return sds, err
 }

@@ -1,8 +1,10 @@
-package fallback
+package selector
 
 import (
 	"context"
 	"sync/atomic"
+
+	"github.com/bounceproof/bounceproof/fallback"
 )
 
 const (
@@ -16,13 +18,13 @@ type window struct {
 	last   atomic.Uint32 // misses of the window before; 0 = none yet
 }
 
-// Count tells the latch how an execution went that ran [Shared]: whether the name was missing on the server. It reports whether the latch
+// CountShared tells the selector how an execution went that ran [fallback.Shared]: whether the name was missing on the server. It reports whether the selector
 // gave up on shared statements: more than a tenth of a thousand executions missed, and not markedly fewer than in the thousand before.
 // The second condition lets a new pool warm up: twenty servers times two hundred statements miss four thousand times by right, at a
 // falling rate, while a pooler that resets its servers, or a neighbour that does, makes them miss at a steady one.
 //
 // It costs one atomic addition, and does nothing for decisions of another strategy.
-func (l *Latch) Count(ctx context.Context, ran *Decision, missed bool) bool {
+func (s *Selector) CountShared(ctx context.Context, ran *Decision, missed bool) bool {
 	w := ran.window
 	if w == nil {
 		return false
@@ -42,5 +44,5 @@ func (l *Latch) Count(ctx context.Context, ran *Decision, missed bool) bool {
 	if misses <= windowMost || last == 0 || misses < last-last/10 {
 		return false
 	}
-	return l.Trip(ctx, ran, Verdict{Reason: ReasonPreparedLost, Executed: No, Connection: Alive, Evidence: true})
+	return s.Observe(ctx, ran, fallback.Verdict{Reason: fallback.ReasonPreparedLost, Executed: fallback.No, Connection: fallback.Alive, Evidence: true})
 }

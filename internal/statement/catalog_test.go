@@ -1,11 +1,11 @@
-package prepare_test
+package statement_test
 
 import (
 	"fmt"
 	"sync"
 	"testing"
 
-	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
 func TestCatalogThreshold(t *testing.T) {
@@ -14,8 +14,8 @@ func TestCatalogThreshold(t *testing.T) {
 		threshold int
 		stableAt  int // use at which an unmarked text is stable; 0 is never
 	}{{5, 5}, {1, 1}, {2, 2}, {-1, 0}} {
-		c := prepare.NewCatalog(test.threshold, "")
-		var first *prepare.Statement
+		c := statement.NewCatalog(test.threshold, "")
+		var first *statement.Statement
 		for use := 1; use <= 20; use++ {
 			st := c.Lookup("select 1", false)
 			if first == nil {
@@ -40,8 +40,8 @@ func TestCatalogThreshold(t *testing.T) {
 // Generated SQL passes through, however much there is, and however interleaved.
 func TestCatalogGeneratedSQLNeverEvictsStable(t *testing.T) {
 	t.Parallel()
-	c := prepare.NewCatalog(5, "")
-	kept := make([]*prepare.Statement, 1000)
+	c := statement.NewCatalog(5, "")
+	kept := make([]*statement.Statement, 1000)
 	for i := range kept {
 		kept[i] = c.Lookup(fmt.Sprint("select ", i), true)
 	}
@@ -76,7 +76,7 @@ func TestCatalogGeneratedSQLNeverEvictsStable(t *testing.T) {
 
 func TestCatalogConcurrently(t *testing.T) {
 	t.Parallel()
-	c := prepare.NewCatalog(5, "")
+	c := statement.NewCatalog(5, "")
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {

@@ -1,11 +1,13 @@
-package prepare_test
+package statement_test
 
 import (
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/internal/pgscript"
+	"github.com/bounceproof/bounceproof/internal/statement"
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
@@ -25,7 +27,7 @@ func TestGenerations(t *testing.T) {
 	if want := selectArg + " /* bp:2 */"; second.SQL() != want || second.Name() != prepare.Name(want, []uint32{23}, "") || st.SQL() != selectArg {
 		t.Errorf("%s, %s, %s", second.SQL(), second.Name(), st.SQL())
 	}
-	if got, err := w.run(t.Context(), prepare.Execution{Description: second, Strategy: prepare.Named, Args: []any{5}}); got != "5" || err != nil {
+	if got, err := w.run(t.Context(), statement.Execution{Description: second, Strategy: fallback.Named, Args: []any{5}}); got != "5" || err != nil {
 		t.Error(got, err)
 	}
 	// Whoever failed with the first one, and comes late, moves nothing.
@@ -55,7 +57,7 @@ func TestSalt(t *testing.T) {
 	t.Parallel()
 	w := newWire(t, pgscript.Options{}, 10)
 	plain := w.learn(selectArg)
-	w.k = prepare.NewCatalog(1, "salt")
+	w.k = statement.NewCatalog(1, "salt")
 	salted := w.learn(selectArg)
 	if salted.Name() == plain.Name() || salted.Name() != prepare.Name(selectArg, []uint32{23}, "salt") || salted.SQL() != plain.SQL() {
 		t.Error(plain.Name(), salted.Name(), salted.SQL())

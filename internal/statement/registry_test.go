@@ -1,4 +1,4 @@
-package prepare_test
+package statement_test
 
 import (
 	"context"
@@ -9,8 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/internal/pgscript"
-	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/internal/statement"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
@@ -18,7 +19,7 @@ import (
 func TestAttachIsOnePerConnection(t *testing.T) {
 	t.Parallel()
 	w := newWire(t, pgscript.Options{}, 10)
-	if again := prepare.Attach(w.c.Conn(), 20); again != w.c {
+	if again := statement.Attach(w.c.Conn(), 20); again != w.c {
 		t.Error("another state for the same connection")
 	}
 	if other := dialWire(t, w.b, 10); other.c == w.c {
@@ -27,18 +28,18 @@ func TestAttachIsOnePerConnection(t *testing.T) {
 }
 
 // named executes a statement by name and returns what was sent.
-func (w *wire) named(d *prepare.Description) []string {
+func (w *wire) named(d *statement.Description) []string {
 	w.t.Helper()
 	w.b.Reset()
-	if _, err := w.run(w.t.Context(), prepare.Execution{Description: d, Strategy: prepare.Named}); err != nil {
+	if _, err := w.run(w.t.Context(), statement.Execution{Description: d, Strategy: fallback.Named}); err != nil {
 		w.t.Fatal(err)
 	}
 	return pgscript.Strings(w.b.Sent())
 }
 
-func (w *wire) learnMany(n int) []*prepare.Description {
+func (w *wire) learnMany(n int) []*statement.Description {
 	w.t.Helper()
-	ds := make([]*prepare.Description, n)
+	ds := make([]*statement.Description, n)
 	for i := range ds {
 		ds[i] = w.learn(fmt.Sprint("select ", i))
 	}
@@ -72,7 +73,7 @@ func TestEvictedNamesAreClosed(t *testing.T) {
 	// Also in front of a group, and of an execution without a name.
 	w.named(ds[4])
 	w.b.Reset()
-	if _, err := w.run(t.Context(), prepare.Execution{Description: ds[0]}); err != nil {
+	if _, err := w.run(t.Context(), statement.Execution{Description: ds[0]}); err != nil {
 		t.Fatal(err)
 	}
 	w.expect("in front of an unprepared one", "Close "+ds[2].Name(), `Parse "" select 0`, `Bind ""`, "Describe portal", "Execute", "Sync")
@@ -90,18 +91,18 @@ func TestOwedCloseSurvivesARequestThatIsNotSent(t *testing.T) {
 	t.Parallel()
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	for what, try := range map[string]func(w *wire, d *prepare.Description) error{
-		"a single statement": func(w *wire, d *prepare.Description) error {
-			_, err := w.run(done, prepare.Execution{Description: d})
+	for what, try := range map[string]func(w *wire, d *statement.Description) error{
+		"a single statement": func(w *wire, d *statement.Description) error {
+			_, err := w.run(done, statement.Execution{Description: d})
 			return err
 		},
-		"arguments that cannot be encoded": func(w *wire, d *prepare.Description) error {
-			_, err := w.run(w.t.Context(), prepare.Execution{Description: d, Args: []any{1}})
+		"arguments that cannot be encoded": func(w *wire, d *statement.Description) error {
+			_, err := w.run(w.t.Context(), statement.Execution{Description: d, Args: []any{1}})
 			return err
 		},
-		"a group": func(w *wire, d *prepare.Description) error {
+		"a group": func(w *wire, d *statement.Description) error {
 			g := w.c.NewGroup()
-			if err := g.Add(prepare.Execution{Description: d}); err != nil {
+			if err := g.Add(statement.Execution{Description: d}); err != nil {
 				return err
 			}
 			_, err := finish(done, g)
@@ -134,7 +135,7 @@ func TestForgottenNamesAreParsedAgain(t *testing.T) {
 	}
 	w.c.Forget(ds[0].Name())
 	w.c.Forget("a stranger")
-	first := func(d *prepare.Description) []string {
+	first := func(d *statement.Description) []string {
 		return messages("Close "+d.Name(), "Parse "+d.Name(), "Bind "+d.Name(), "Describe portal", "Execute", "Sync")
 	}
 	if diff := cmp.Diff(first(ds[0]), w.named(ds[0])); diff != "" {
@@ -149,7 +150,7 @@ func TestForgottenNamesAreParsedAgain(t *testing.T) {
 }
 
 // heldNames are the prepared statements of ours on a server connection, as PostgreSQL shows them.
-func heldNames(t *testing.T, c *prepare.Conn) []string {
+func heldNames(t *testing.T, c *statement.Conn) []string {
 	t.Helper()
 	rows, _ := c.Conn().Query(t.Context(), "select name from pg_prepared_statements where name like 'bp\\_%' order by name", pgx.QueryExecModeSimpleProtocol)
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -173,16 +174,16 @@ func TestNamesHeldByRealServers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := prepare.Attach(conn, capacity)
-		k := prepare.NewCatalog(1, "")
-		var ds []*prepare.Description
+		c := statement.Attach(conn, capacity)
+		k := statement.NewCatalog(1, "")
+		var ds []*statement.Description
 		for i := range 20 {
 			d, err := k.Lookup(fmt.Sprint("select ", i, "::int4"), true).Learn(t.Context(), c, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			ds = append(ds, d)
-			rr, err := c.Run(t.Context(), &prepare.Execution{Description: d, Strategy: prepare.Named})
+			rr, err := c.Run(t.Context(), &statement.Execution{Description: d, Strategy: fallback.Named})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -193,7 +194,7 @@ func TestNamesHeldByRealServers(t *testing.T) {
 				t.Fatalf("%s: after %d statements the server holds %d", what, i+1, len(names))
 			}
 		}
-		rr, err := c.Run(t.Context(), &prepare.Execution{Description: ds[19], Strategy: prepare.Named})
+		rr, err := c.Run(t.Context(), &statement.Execution{Description: ds[19], Strategy: fallback.Named})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package fallback_test
+package selector_test
 
 import (
 	"bytes"
@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/selector"
 )
 
 // journal is a log and the changes that were reported.
 type journal struct {
 	mu      sync.Mutex
 	text    bytes.Buffer
-	changes []fallback.Change
+	changes []selector.Change
 }
 
 func (j *journal) Write(b []byte) (int, error) {
@@ -36,15 +37,15 @@ func (j *journal) String() string {
 
 func (j *journal) count(level string) int { return strings.Count(j.String(), "level="+level) }
 
-func newLatch(config fallback.LatchConfig) (*fallback.Latch, *journal) {
+func newSelector(config selector.Config) (*selector.Selector, *journal) {
 	j := &journal{}
 	config.Logger = slog.New(slog.NewTextHandler(j, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	config.OnChange = func(c fallback.Change) {
+	config.OnChange = func(c selector.Change) {
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		j.changes = append(j.changes, c)
 	}
-	return fallback.NewLatch(config), j
+	return selector.New(config), j
 }
 
 // evidence26000 is the verdict on a statement that got lost.
@@ -57,18 +58,18 @@ func evidence26000(t *testing.T) fallback.Verdict {
 	return v
 }
 
-func TestLatchElectsOneCallerAtTheStart(t *testing.T) {
+func TestSelectorElectsOneCallerAtTheStart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l, _ := newLatch(fallback.LatchConfig{})
-		if l.Strategy() != fallback.Undecided || !l.Decision().Pooled {
-			t.Fatalf("a new latch stands at %+v", l.Decision())
+		s, _ := newSelector(selector.Config{})
+		if s.Strategy() != fallback.Undecided || !s.Decision().Pooled {
+			t.Fatalf("a new selector stands at %+v", s.Decision())
 		}
 		var elected atomic.Int32
 		var wg sync.WaitGroup
 		for range 64 {
 			wg.Go(func() {
-				if l.Due() {
+				if s.ShouldProbe() {
 					elected.Add(1)
 				}
 			})
@@ -78,79 +79,79 @@ func TestLatchElectsOneCallerAtTheStart(t *testing.T) {
 			t.Fatalf("%d callers elected", elected.Load())
 		}
 		time.Sleep(14 * time.Second)
-		if l.Due() {
+		if s.ShouldProbe() {
 			t.Error("a second caller was elected while the first may still be probing")
 		}
 		time.Sleep(2 * time.Second)
-		if !l.Due() {
+		if !s.ShouldProbe() {
 			t.Error("nobody is elected after the first did not come back")
 		}
 	})
 }
 
-func TestLatchPolicies(t *testing.T) {
+func TestSelectorPolicies(t *testing.T) {
 	t.Parallel()
 	odyssey := fallback.Topology{Pooler: fallback.PoolerOdyssey, Mode: fallback.ModeSession, Tracks: true}
 	tests := []struct {
-		policy  fallback.Policy
+		policy  selector.Policy
 		initial fallback.Strategy
 		due     bool
 		by      map[*fallback.Topology]fallback.Strategy
 	}{
-		{fallback.PolicyAuto, fallback.Undecided, true, map[*fallback.Topology]fallback.Strategy{
+		{selector.Auto, fallback.Undecided, true, map[*fallback.Topology]fallback.Strategy{
 			&direct: fallback.Named, &session: fallback.Named, &tracking: fallback.Named, &odyssey: fallback.Named, &raw: fallback.Unprepared, &statement: fallback.Unprepared,
 		}},
-		{fallback.PolicyOn, fallback.Named, true, map[*fallback.Topology]fallback.Strategy{
+		{selector.On, fallback.Named, true, map[*fallback.Topology]fallback.Strategy{
 			&direct: fallback.Named, &session: fallback.Named, &tracking: fallback.Named, &odyssey: fallback.Named, &raw: fallback.Named, &statement: fallback.Named,
 		}},
-		{fallback.PolicyOff, fallback.Unprepared, false, map[*fallback.Topology]fallback.Strategy{
+		{selector.Off, fallback.Unprepared, false, map[*fallback.Topology]fallback.Strategy{
 			&direct: fallback.Unprepared, &session: fallback.Unprepared, &tracking: fallback.Unprepared, &odyssey: fallback.Unprepared, &raw: fallback.Unprepared, &statement: fallback.Unprepared,
 		}},
-		{fallback.PolicyShared, fallback.Undecided, true, map[*fallback.Topology]fallback.Strategy{
+		{selector.Shared, fallback.Undecided, true, map[*fallback.Topology]fallback.Strategy{
 			&direct: fallback.Named, &session: fallback.Named, &tracking: fallback.Named, &odyssey: fallback.Named, &raw: fallback.Shared, &statement: fallback.Shared,
 		}},
 	}
 	for _, tt := range tests {
 		for top, want := range tt.by {
-			l, j := newLatch(fallback.LatchConfig{Policy: tt.policy})
-			if l.Strategy() != tt.initial || l.Due() != tt.due {
-				t.Errorf("%v starts at %v", tt.policy, l.Strategy())
+			s, j := newSelector(selector.Config{Policy: tt.policy})
+			if s.Strategy() != tt.initial || s.ShouldProbe() != tt.due {
+				t.Errorf("%v starts at %v", tt.policy, s.Strategy())
 			}
-			d := l.Settle(t.Context(), *top)
-			if d.Strategy != want || d != l.Decision() || d.Pooled != top.Pooled() {
+			d := s.Probed(t.Context(), *top)
+			if d.Strategy != want || d != s.Decision() || d.Pooled != top.Pooled() {
 				t.Errorf("%v behind %v: got %v, want %v", tt.policy, top, d.Strategy, want)
 			}
 			warns := 0
-			if want == fallback.Unprepared && tt.policy == fallback.PolicyAuto {
+			if want == fallback.Unprepared && tt.policy == selector.Auto {
 				warns = 1
 			}
-			if j.count("WARN") != warns || (tt.policy == fallback.PolicyOff || tt.policy == fallback.PolicyOn) && j.String() != "" {
+			if j.count("WARN") != warns || (tt.policy == selector.Off || tt.policy == selector.On) && j.String() != "" {
 				t.Errorf("%v behind %v: want %d warnings, got\n%s", tt.policy, top, warns, j)
 			}
 		}
 	}
 }
 
-func TestLatchGoesDownOnceWhoeverElseComesWithTheSameNews(t *testing.T) {
+func TestSelectorGoesDownOnceWhoeverElseComesWithTheSameNews(t *testing.T) {
 	t.Parallel()
-	l, j := newLatch(fallback.LatchConfig{})
-	ran := l.Settle(t.Context(), session)
+	s, j := newSelector(selector.Config{})
+	ran := s.Probed(t.Context(), session)
 	v := evidence26000(t)
 	var changed atomic.Int32
 	var wg sync.WaitGroup
 	for range 64 {
 		wg.Go(func() {
-			if l.Strategy() != fallback.Named && l.Strategy() != fallback.Unprepared {
+			if s.Strategy() != fallback.Named && s.Strategy() != fallback.Unprepared {
 				t.Error("in between")
 			}
-			if l.Trip(context.Background(), ran, v) {
+			if s.Observe(context.Background(), ran, v) {
 				changed.Add(1)
 			}
 		})
 	}
 	wg.Wait()
-	if changed.Load() != 1 || l.Strategy() != fallback.Unprepared || j.count("WARN") != 1 || len(j.changes) != 2 {
-		t.Fatalf("%d changes, strategy %v, log\n%s", changed.Load(), l.Strategy(), j)
+	if changed.Load() != 1 || s.Strategy() != fallback.Unprepared || j.count("WARN") != 1 || len(j.changes) != 2 {
+		t.Fatalf("%d changes, strategy %v, log\n%s", changed.Load(), s.Strategy(), j)
 	}
 	c := j.changes[1]
 	if c.From != fallback.Named || c.To != fallback.Unprepared || c.Verdict.Reason != fallback.ReasonPreparedLost || c.Number != 3 {
@@ -163,46 +164,46 @@ func TestLatchGoesDownOnceWhoeverElseComesWithTheSameNews(t *testing.T) {
 	}
 }
 
-func TestLatchLogsNeitherSQLNorValues(t *testing.T) {
+func TestSelectorLogsNeitherSQLNorValues(t *testing.T) {
 	t.Parallel()
-	l, j := newLatch(fallback.LatchConfig{})
-	ran := l.Settle(t.Context(), session)
+	s, j := newSelector(selector.Config{})
+	ran := s.Probed(t.Context(), session)
 	e := server("26000", `prepared statement "`+ours+`" does not exist, secret`, "FetchPreparedStatement")
 	e.Detail, e.Hint, e.InternalQuery = "secret", "secret", ""
 	v := fallback.Classify(e, named(session))
-	if !l.Trip(t.Context(), ran, v) || strings.Contains(j.String(), "secret") {
+	if !s.Observe(t.Context(), ran, v) || strings.Contains(j.String(), "secret") {
 		t.Fatalf("log:\n%s", j)
 	}
 }
 
-func TestLatchIgnoresEvidenceOfThePast(t *testing.T) {
+func TestSelectorIgnoresEvidenceOfThePast(t *testing.T) {
 	t.Parallel()
-	l, j := newLatch(fallback.LatchConfig{})
-	old := l.Settle(t.Context(), session)
-	l.Settle(t.Context(), tracking)
-	if l.Trip(t.Context(), old, evidence26000(t)) || l.Strategy() != fallback.Named || j.count("WARN") != 0 {
-		t.Fatalf("a straggler changed it to %v", l.Strategy())
+	s, j := newSelector(selector.Config{})
+	old := s.Probed(t.Context(), session)
+	s.Probed(t.Context(), tracking)
+	if s.Observe(t.Context(), old, evidence26000(t)) || s.Strategy() != fallback.Named || j.count("WARN") != 0 {
+		t.Fatalf("a straggler changed it to %v", s.Strategy())
 	}
-	if l.Trip(t.Context(), l.Decision(), fallback.Verdict{Reason: fallback.ReasonStalePlan}) {
+	if s.Observe(t.Context(), s.Decision(), fallback.Verdict{Reason: fallback.ReasonStalePlan}) {
 		t.Fatal("no evidence, and yet it moved")
 	}
 }
 
 // A day behind a pooler that stays as it is, and one day learns to track.
-func TestLatchProbesAgainAtGrowingIntervalsAndComesBack(t *testing.T) {
+func TestSelectorProbesAgainAtGrowingIntervalsAndComesBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l, j := newLatch(fallback.LatchConfig{})
+		s, j := newSelector(selector.Config{})
 		begin := time.Now()
 		var at []time.Duration
 		top := raw
-		for time.Since(begin) < 24*time.Hour && l.Strategy() != fallback.Named {
-			if l.Due() {
+		for time.Since(begin) < 24*time.Hour && s.Strategy() != fallback.Named {
+			if s.ShouldProbe() {
 				at = append(at, time.Since(begin))
 				if time.Since(begin) > 3*time.Hour {
 					top = tracking
 				}
-				l.Settle(t.Context(), top)
+				s.Probed(t.Context(), top)
 			}
 			time.Sleep(time.Second)
 		}
@@ -212,32 +213,32 @@ func TestLatchProbesAgainAtGrowingIntervalsAndComesBack(t *testing.T) {
 				t.Fatalf("probed at %v, want about %v", at[:len(want)], want)
 			}
 		}
-		if l.Strategy() != fallback.Named || j.count("WARN") != 1 || j.count("INFO") != 1 {
+		if s.Strategy() != fallback.Named || j.count("WARN") != 1 || j.count("INFO") != 1 {
 			t.Fatalf("want one warning and one word of the way back, got\n%s", j)
 		}
-		if l.Due() {
+		if s.ShouldProbe() {
 			t.Error("still probing")
 		}
 	})
 }
 
-// A pooler that looks right to every probe and loses every statement: the latch goes up and down ever more rarely.
-func TestLatchDoesNotFlap(t *testing.T) {
+// A pooler that looks right to every probe and loses every statement: the selector goes up and down ever more rarely.
+func TestSelectorDoesNotFlap(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l, j := newLatch(fallback.LatchConfig{})
+		s, j := newSelector(selector.Config{})
 		v := evidence26000(t)
 		begin := time.Now()
 		for time.Since(begin) < time.Hour {
-			d := l.Decision()
-			if l.Due() {
-				d = l.Settle(t.Context(), session)
+			d := s.Decision()
+			if s.ShouldProbe() {
+				d = s.Probed(t.Context(), session)
 			}
 			if d.Strategy == fallback.Named {
-				l.Trip(t.Context(), d, v)
+				s.Observe(t.Context(), d, v)
 			}
 			if time.Since(begin)%(10*time.Second) == 0 {
-				l.Settle(t.Context(), session) // somebody asks for the topology out of turn
+				s.Probed(t.Context(), session) // somebody asks for the topology out of turn
 			}
 			time.Sleep(time.Second)
 		}
@@ -246,107 +247,109 @@ func TestLatchDoesNotFlap(t *testing.T) {
 			t.Fatalf("%d warnings, %d ways back in an hour:\n%s", j.count("WARN"), j.count("INFO"), j)
 		}
 		// Then it works for more than an hour, and fails once: that is a new story, and begins with 30 seconds.
-		for l.Strategy() != fallback.Named {
-			if l.Due() {
-				l.Settle(t.Context(), session)
+		for s.Strategy() != fallback.Named {
+			if s.ShouldProbe() {
+				s.Probed(t.Context(), session)
 			}
 			time.Sleep(time.Second)
 		}
 		time.Sleep(61 * time.Minute)
-		if !l.Trip(t.Context(), l.Decision(), v) {
+		if !s.Observe(t.Context(), s.Decision(), v) {
 			t.Fatal("not tripped")
 		}
 		time.Sleep(29 * time.Second)
-		if l.Due() {
+		if s.ShouldProbe() {
 			t.Error("due too early")
 		}
 		time.Sleep(2 * time.Second)
-		if !l.Due() {
+		if !s.ShouldProbe() {
 			t.Error("the wait was not forgotten")
 		}
 	})
 }
 
-func TestLatchOutOfTurnProbeThatFoundSomethingElseCounts(t *testing.T) {
+func TestSelectorOutOfTurnProbeThatFoundSomethingElseCounts(t *testing.T) {
 	t.Parallel()
-	l, _ := newLatch(fallback.LatchConfig{})
-	l.Trip(t.Context(), l.Settle(t.Context(), session), evidence26000(t))
-	if d := l.Settle(t.Context(), session); d.Strategy != fallback.Unprepared {
+	s, _ := newSelector(selector.Config{})
+	s.Observe(t.Context(), s.Probed(t.Context(), session), evidence26000(t))
+	if d := s.Probed(t.Context(), session); d.Strategy != fallback.Unprepared {
 		t.Errorf("what has just failed came back as %v", d.Strategy)
 	}
-	if d := l.Settle(t.Context(), tracking); d.Strategy != fallback.Named {
+	if d := s.Probed(t.Context(), tracking); d.Strategy != fallback.Named {
 		t.Errorf("a pooler that tracks now is still %v", d.Strategy)
 	}
 }
 
-func TestLatchNeverProbesAgainWhenToldSo(t *testing.T) {
+func TestSelectorNeverProbesAgainWhenToldSo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l, j := newLatch(fallback.LatchConfig{ReprobeAfter: -1})
-		if !l.Due() {
+		s, j := newSelector(selector.Config{ReprobeAfter: -1})
+		if !s.ShouldProbe() {
 			t.Fatal("the first probe is due all the same")
 		}
-		l.Trip(t.Context(), l.Settle(t.Context(), session), evidence26000(t))
+		s.Observe(t.Context(), s.Probed(t.Context(), session), evidence26000(t))
 		time.Sleep(240 * time.Hour)
-		if l.Due() || l.Settle(t.Context(), session).Strategy != fallback.Unprepared || strings.Contains(j.String(), "next_probe") {
+		if s.ShouldProbe() || s.Probed(t.Context(), session).Strategy != fallback.Unprepared || strings.Contains(j.String(), "next_probe") {
 			t.Errorf("log:\n%s", j)
 		}
 	})
 }
 
-func TestLatchAfterAProbeThatFoundNothingOut(t *testing.T) {
+func TestSelectorAfterAProbeThatFoundNothingOut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l, j := newLatch(fallback.LatchConfig{})
+		s, j := newSelector(selector.Config{})
 		cancelled, cancel := context.WithCancel(t.Context())
 		cancel()
-		l.Due()
-		l.Fail(cancelled, context.Canceled)
+		s.ShouldProbe()
+		s.ProbeFailed(cancelled, context.Canceled)
 		if j.count("WARN") != 0 {
 			t.Errorf("a caller that went away is nobody's fault:\n%s", j)
 		}
 		begin := time.Now()
 		var at []time.Duration
 		for time.Since(begin) < time.Minute {
-			if l.Due() {
+			if s.ShouldProbe() {
 				at = append(at, time.Since(begin))
-				l.Fail(t.Context(), errors.New("no route to host"))
+				s.ProbeFailed(t.Context(), errors.New("no route to host"))
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		if len(at) != 5 || at[0] != time.Second || l.Strategy() != fallback.Undecided { // 1 3 7 15 31
+		if len(at) != 5 || at[0] != time.Second || s.Strategy() != fallback.Undecided { // 1 3 7 15 31
 			t.Errorf("tried again at %v", at)
 		}
 		if j.count("WARN") != 1 || !strings.Contains(j.String(), "no route") {
 			t.Errorf("want one warning, got\n%s", j)
 		}
-		l.Settle(t.Context(), direct)
-		if l.Strategy() != fallback.Named || l.Decision().Pooled {
-			t.Errorf("stands at %+v", l.Decision())
+		s.Probed(t.Context(), direct)
+		if s.Strategy() != fallback.Named || s.Decision().Pooled {
+			t.Errorf("stands at %+v", s.Decision())
 		}
 	})
 }
 
-func TestLatchLearnsStatementMode(t *testing.T) {
+func TestSelectorLearnsStatementMode(t *testing.T) {
 	t.Parallel()
-	v := fallback.Classify(bouncer("transaction blocks not allowed in statement pooling mode"), with(named(session), phase(fallback.PhaseBegin)))
+	begin := named(session)
+	begin.Phase = fallback.PhaseBegin
+	v := fallback.Classify(bouncer("transaction blocks not allowed in statement pooling mode"), begin)
 	for _, tt := range []struct {
 		top  fallback.Topology
 		want fallback.Strategy
 	}{{session, fallback.Unprepared}, {tracking, fallback.Named}, {fallback.Topology{}, fallback.Unprepared}} {
-		l, j := newLatch(fallback.LatchConfig{})
-		ran := l.Decision()
+		s, j := newSelector(selector.Config{})
+		ran := s.Decision()
 		if tt.top.Known() {
-			ran = l.Settle(t.Context(), tt.top)
+			ran = s.Probed(t.Context(), tt.top)
 		}
-		if !l.Trip(t.Context(), ran, v) {
+		if !s.Observe(t.Context(), ran, v) {
 			t.Fatalf("%v: nothing learnt", tt.top)
 		}
-		d := l.Decision()
+		d := s.Decision()
 		if d.Topology.Mode != fallback.ModeStatement || d.Strategy != tt.want || !d.Topology.Known() || j.count("WARN") > 1 {
 			t.Errorf("%v: now %v, %v\n%s", tt.top, d.Topology, d.Strategy, j)
 		}
-		if l.Trip(t.Context(), d, v) {
+		if s.Observe(t.Context(), d, v) {
 			t.Error("learnt twice")
 		}
 		if len(tt.top.Evidence) != 0 {
@@ -356,62 +359,64 @@ func TestLatchLearnsStatementMode(t *testing.T) {
 }
 
 // The address pointed at a server and now points at a pooler: rows must be described from the first sign of it.
-func TestLatchSeesAPoolerWhereThereWasNone(t *testing.T) {
+func TestSelectorSeesAPoolerWhereThereWasNone(t *testing.T) {
 	t.Parallel()
-	l, j := newLatch(fallback.LatchConfig{})
-	ran := l.Settle(t.Context(), direct)
-	if ran.Pooled || l.Due() {
+	s, j := newSelector(selector.Config{})
+	ran := s.Probed(t.Context(), direct)
+	if ran.Pooled || s.ShouldProbe() {
 		t.Fatal("a direct connection is settled")
 	}
 	v := fallback.Classify(bouncer("query_wait_timeout"), named(direct))
-	if !l.Trip(t.Context(), ran, v) {
+	if !s.Observe(t.Context(), ran, v) {
 		t.Fatal("not tripped")
 	}
-	d := l.Decision()
-	if !d.Pooled || d.Strategy != fallback.Unprepared || !l.Due() || j.count("WARN") != 1 {
+	d := s.Decision()
+	if !d.Pooled || d.Strategy != fallback.Unprepared || !s.ShouldProbe() || j.count("WARN") != 1 {
 		t.Fatalf("%+v\n%s", d, j)
 	}
-	if l.Settle(t.Context(), tracking).Strategy != fallback.Named || j.count("INFO") != 1 {
+	if s.Probed(t.Context(), tracking).Strategy != fallback.Named || j.count("INFO") != 1 {
 		t.Errorf("log:\n%s", j)
 	}
 }
 
-func TestLatchOnAndOffDoNotMove(t *testing.T) {
+func TestSelectorOnAndOffDoNotMove(t *testing.T) {
 	t.Parallel()
-	for policy, want := range map[fallback.Policy]fallback.Strategy{fallback.PolicyOn: fallback.Named, fallback.PolicyOff: fallback.Unprepared} {
-		l, j := newLatch(fallback.LatchConfig{Policy: policy})
-		ran := l.Settle(t.Context(), session)
-		if l.Trip(t.Context(), ran, evidence26000(t)) || l.Strategy() != want || j.String() != "" || l.Due() {
-			t.Errorf("%v moved to %v\n%s", policy, l.Strategy(), j)
+	for policy, want := range map[selector.Policy]fallback.Strategy{selector.On: fallback.Named, selector.Off: fallback.Unprepared} {
+		s, j := newSelector(selector.Config{Policy: policy})
+		ran := s.Probed(t.Context(), session)
+		if s.Observe(t.Context(), ran, evidence26000(t)) || s.Strategy() != want || j.String() != "" || s.ShouldProbe() {
+			t.Errorf("%v moved to %v\n%s", policy, s.Strategy(), j)
 		}
-		l.Fail(t.Context(), errors.New("x"))
+		s.ProbeFailed(t.Context(), errors.New("x"))
 	}
 }
 
-func TestLatchSharedFallsFurtherOnlyOnItsOwnEvidence(t *testing.T) {
+func TestSelectorSharedFallsFurtherOnlyOnItsOwnEvidence(t *testing.T) {
 	t.Parallel()
-	l, j := newLatch(fallback.LatchConfig{Policy: fallback.PolicyShared})
-	l.Trip(t.Context(), l.Settle(t.Context(), session), evidence26000(t))
-	if l.Strategy() != fallback.Shared || j.count("WARN") != 1 {
-		t.Fatalf("at %v\n%s", l.Strategy(), j)
+	s, j := newSelector(selector.Config{Policy: selector.Shared})
+	s.Observe(t.Context(), s.Probed(t.Context(), session), evidence26000(t))
+	if s.Strategy() != fallback.Shared || j.count("WARN") != 1 {
+		t.Fatalf("at %v\n%s", s.Strategy(), j)
 	}
-	exists := fallback.Classify(server("42P05", `prepared statement "`+ours+`" already exists`, "StorePreparedStatement"), with(named(raw), strategy(fallback.Shared)))
-	if !l.Trip(t.Context(), l.Decision(), exists) || l.Strategy() != fallback.Unprepared {
-		t.Fatalf("at %v", l.Strategy())
+	shared := named(raw)
+	shared.Strategy = fallback.Shared
+	exists := fallback.Classify(server("42P05", `prepared statement "`+ours+`" already exists`, "StorePreparedStatement"), shared)
+	if !s.Observe(t.Context(), s.Decision(), exists) || s.Strategy() != fallback.Unprepared {
+		t.Fatalf("at %v", s.Strategy())
 	}
-	l, _ = newLatch(fallback.LatchConfig{Policy: fallback.PolicyShared})
-	ran := l.Settle(t.Context(), tracking)
-	l.Trip(t.Context(), ran, fallback.Classify(bouncer("prepared statement did not exist"), named(tracking)))
-	if l.Strategy() != fallback.Unprepared {
-		t.Errorf("shared names behind a tracking pooler are fatal, and yet %v", l.Strategy())
+	s, _ = newSelector(selector.Config{Policy: selector.Shared})
+	ran := s.Probed(t.Context(), tracking)
+	s.Observe(t.Context(), ran, fallback.Classify(bouncer("prepared statement did not exist"), named(tracking)))
+	if s.Strategy() != fallback.Unprepared {
+		t.Errorf("shared names behind a tracking pooler are fatal, and yet %v", s.Strategy())
 	}
 }
 
 func TestCountToleratesWarmingUpAndNotAPoolerThatForgets(t *testing.T) {
 	t.Parallel()
 	// A new pool: 20 servers and 200 statements, drawn evenly.
-	l, _ := newLatch(fallback.LatchConfig{Policy: fallback.PolicyShared})
-	d := l.Settle(t.Context(), raw)
+	s, _ := newSelector(selector.Config{Policy: selector.Shared})
+	d := s.Probed(t.Context(), raw)
 	known := map[int]bool{}
 	random := uint32(1)
 	for range 20000 {
@@ -419,25 +424,25 @@ func TestCountToleratesWarmingUpAndNotAPoolerThatForgets(t *testing.T) {
 		key := int(random>>8) % 4000
 		missed := !known[key]
 		known[key] = true
-		if l.Count(t.Context(), d, missed) {
+		if s.CountShared(t.Context(), d, missed) {
 			t.Fatalf("gave up while %d of 4000 names were known", len(known))
 		}
 	}
 	// Then somebody resets the servers all the time.
 	n := 0
-	for ; n < 3000 && !l.Count(t.Context(), d, n%5 == 0); n++ {
+	for ; n < 3000 && !s.CountShared(t.Context(), d, n%5 == 0); n++ {
 	}
-	if l.Strategy() != fallback.Unprepared || n > 3000 {
-		t.Fatalf("at %v after %d", l.Strategy(), n)
+	if s.Strategy() != fallback.Unprepared || n > 3000 {
+		t.Fatalf("at %v after %d", s.Strategy(), n)
 	}
-	if !l.Due() && l.Count(t.Context(), l.Decision(), true) {
+	if !s.ShouldProbe() && s.CountShared(t.Context(), s.Decision(), true) {
 		t.Error("an unprepared decision counts")
 	}
 	// A tenth of misses is tolerated for ever.
-	l, _ = newLatch(fallback.LatchConfig{Policy: fallback.PolicyShared})
-	d = l.Settle(t.Context(), raw)
+	s, _ = newSelector(selector.Config{Policy: selector.Shared})
+	d = s.Probed(t.Context(), raw)
 	for i := range 10000 {
-		if l.Count(t.Context(), d, i%10 == 0) {
+		if s.CountShared(t.Context(), d, i%10 == 0) {
 			t.Fatal("gave up at exactly a tenth")
 		}
 	}
@@ -445,14 +450,14 @@ func TestCountToleratesWarmingUpAndNotAPoolerThatForgets(t *testing.T) {
 
 func TestCountFromManyGoroutinesGivesUpOnce(t *testing.T) {
 	t.Parallel()
-	l, j := newLatch(fallback.LatchConfig{Policy: fallback.PolicyShared})
-	d := l.Settle(t.Context(), raw)
+	s, j := newSelector(selector.Config{Policy: selector.Shared})
+	d := s.Probed(t.Context(), raw)
 	var gaveUp atomic.Int32
 	var wg sync.WaitGroup
 	for range 64 {
 		wg.Go(func() {
 			for range 200 {
-				if l.Count(context.Background(), d, true) {
+				if s.CountShared(context.Background(), d, true) {
 					gaveUp.Add(1)
 				}
 			}
@@ -465,27 +470,27 @@ func TestCountFromManyGoroutinesGivesUpOnce(t *testing.T) {
 }
 
 // Everything at once, for the race detector; each change is reported exactly once.
-func TestLatchUnderLoad(t *testing.T) {
+func TestSelectorUnderLoad(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l, j := newLatch(fallback.LatchConfig{})
+		s, j := newSelector(selector.Config{})
 		v := evidence26000(t)
 		var wg sync.WaitGroup
 		for g := range 64 {
 			wg.Go(func() {
 				for i := range 200 {
-					d := l.Decision()
+					d := s.Decision()
 					if d.Strategy == fallback.Named && (i+g)%5 == 0 {
-						l.Trip(context.Background(), d, v)
+						s.Observe(context.Background(), d, v)
 					}
-					if l.Due() {
+					if s.ShouldProbe() {
 						if i%7 == 0 {
-							l.Fail(context.Background(), errors.New("x"))
+							s.ProbeFailed(context.Background(), errors.New("x"))
 						} else {
-							l.Settle(context.Background(), []fallback.Topology{session, tracking, raw}[i%3])
+							s.Probed(context.Background(), []fallback.Topology{session, tracking, raw}[i%3])
 						}
 					}
-					_ = l.Strategy()
+					_ = s.Strategy()
 					time.Sleep(time.Second)
 				}
 			})
@@ -504,24 +509,24 @@ func TestLatchUnderLoad(t *testing.T) {
 	})
 }
 
-func TestLatchHotPathDoesNotAllocate(t *testing.T) {
-	l, _ := newLatch(fallback.LatchConfig{Policy: fallback.PolicyShared})
-	d := l.Settle(t.Context(), raw)
+func TestSelectorHotPathDoesNotAllocate(t *testing.T) {
+	s, _ := newSelector(selector.Config{Policy: selector.Shared})
+	d := s.Probed(t.Context(), raw)
 	if n := testing.AllocsPerRun(100, func() {
-		_ = l.Strategy()
-		_ = l.Decision().Pooled
-		_ = l.Due()
-		_ = l.Count(context.Background(), d, false)
+		_ = s.Strategy()
+		_ = s.Decision().Pooled
+		_ = s.ShouldProbe()
+		_ = s.CountShared(context.Background(), d, false)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
 
 func BenchmarkLatch(b *testing.B) {
-	settled := fallback.NewLatch(fallback.LatchConfig{})
-	settled.Settle(b.Context(), direct)
-	waiting := fallback.NewLatch(fallback.LatchConfig{Logger: slog.New(slog.DiscardHandler)})
-	waiting.Settle(b.Context(), raw)
+	settled := selector.New(selector.Config{})
+	settled.Probed(b.Context(), direct)
+	waiting := selector.New(selector.Config{Logger: slog.New(slog.DiscardHandler)})
+	waiting.Probed(b.Context(), raw)
 	b.Run("Decision", func(b *testing.B) {
 		for b.Loop() {
 			_ = settled.Decision().Strategy
@@ -529,12 +534,12 @@ func BenchmarkLatch(b *testing.B) {
 	})
 	b.Run("Due/settled", func(b *testing.B) {
 		for b.Loop() {
-			_ = settled.Due()
+			_ = settled.ShouldProbe()
 		}
 	})
 	b.Run("Due/waiting", func(b *testing.B) {
 		for b.Loop() {
-			_ = waiting.Due()
+			_ = waiting.ShouldProbe()
 		}
 	})
 }

@@ -1,4 +1,4 @@
-package prepare_test
+package statement_test
 
 import (
 	"context"
@@ -7,12 +7,13 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/internal/pgscript"
-	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
 // finish sends a group and reads all its results.
-func finish(ctx context.Context, g *prepare.Group) ([]string, error) {
+func finish(ctx context.Context, g *statement.Group) ([]string, error) {
 	if err := g.Send(ctx); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
@@ -31,7 +32,7 @@ func finish(ctx context.Context, g *prepare.Group) ([]string, error) {
 	return out, g.Close()
 }
 
-func (w *wire) finish(what string, g *prepare.Group, want ...string) {
+func (w *wire) finish(what string, g *statement.Group, want ...string) {
 	w.t.Helper()
 	got, err := finish(w.t.Context(), g)
 	if err != nil {
@@ -70,9 +71,9 @@ func TestGroupMessages(t *testing.T) {
 	w := newWire(t, pgscript.Options{}, 10)
 	sel, ins := w.learn(selectArg), w.learn(insertArg)
 	s, i := sel.Name(), ins.Name()
-	add := func(g *prepare.Group, d *prepare.Description, st prepare.Strategy, arg int) {
+	add := func(g *statement.Group, d *statement.Description, st fallback.Strategy, arg int) {
 		t.Helper()
-		if err := g.Add(prepare.Execution{Description: d, Strategy: st, Args: []any{arg}}); err != nil {
+		if err := g.Add(statement.Execution{Description: d, Strategy: st, Args: []any{arg}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -81,9 +82,9 @@ func TestGroupMessages(t *testing.T) {
 
 	g := w.c.NewGroup()
 	g.AddText("begin")
-	add(g, sel, prepare.Named, 1)
-	add(g, ins, prepare.Named, 2)
-	add(g, sel, prepare.Named, 3)
+	add(g, sel, fallback.Named, 1)
+	add(g, ins, fallback.Named, 2)
+	add(g, sel, fallback.Named, 3)
 	g.AddText("commit")
 	w.finish("named", g, "", "1", "", "3", "")
 	w.expect("named: BEGIN precedes every Parse, and each statement has one",
@@ -93,14 +94,14 @@ func TestGroupMessages(t *testing.T) {
 	}
 
 	g = w.c.NewGroup()
-	add(g, sel, prepare.Named, 4)
-	add(g, ins, prepare.Named, 5)
+	add(g, sel, fallback.Named, 4)
+	add(g, ins, fallback.Named, 5)
 	w.finish("named again", g, "4", "")
 	w.expect("named again: no Parse", messages(bind(s), bind(i), "Sync")...)
 
 	g = w.c.NewGroup()
 	for n := range 2 {
-		if err := g.Add(prepare.Execution{Description: sel, Strategy: prepare.Named, Args: []any{n}, Reparse: true}); err != nil {
+		if err := g.Add(statement.Execution{Description: sel, Strategy: fallback.Named, Args: []any{n}, Parse: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,27 +109,28 @@ func TestGroupMessages(t *testing.T) {
 	w.expect("reparse: once a group, known or not", messages(parse(s), bind(s), bind(s), "Sync")...)
 
 	g = w.c.NewGroup()
-	add(g, sel, prepare.Shared, 1)
-	add(g, sel, prepare.SharedParse, 2)
-	w.finish("shared", g, "1", "2")
-	w.expect("shared: nothing is bound on trust", messages(parse(s), bind(s), bind(s), "Sync")...)
+	for n := range 2 {
+		if err := g.Add(statement.Execution{Description: sel, Strategy: fallback.Shared, Args: []any{n}, Parse: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.finish("shared, parsed", g, "0", "1")
+	w.expect("shared: parsed once", messages(parse(s), bind(s), bind(s), "Sync")...)
 
 	g = w.c.NewGroup()
-	if err := g.AddBound(prepare.Execution{Description: sel, Strategy: prepare.Shared, Args: []any{6}}); err != nil {
-		t.Fatal(err)
-	}
+	add(g, sel, fallback.Shared, 6)
 	w.finish("bound", g, "6")
 	w.expect("bound", messages(bind(s), "Sync")...)
 
 	g = w.c.NewGroup()
-	add(g, sel, prepare.Unprepared, 1)
-	add(g, sel, prepare.Unprepared, 2)
-	add(g, ins, prepare.Unprepared, 3)
-	add(g, sel, prepare.Unprepared, 4)
-	add(g, sel, prepare.Named, 5)
-	add(g, sel, prepare.Unprepared, 6)
+	add(g, sel, fallback.Unprepared, 1)
+	add(g, sel, fallback.Unprepared, 2)
+	add(g, ins, fallback.Unprepared, 3)
+	add(g, sel, fallback.Unprepared, 4)
+	add(g, sel, fallback.Named, 5)
+	add(g, sel, fallback.Unprepared, 6)
 	g.AddText("select 7")
-	add(g, sel, prepare.Unprepared, 8)
+	add(g, sel, fallback.Unprepared, 8)
 	w.finish("unprepared", g, "1", "2", "", "4", "5", "6", "7", "8")
 	unnamed := func(sql string) []string { return messages(`Parse "" `+sql, bind(`""`)) }
 	w.expect("unprepared: one Parse for a run of the same",
@@ -144,8 +146,8 @@ func TestGroupStopsAtAFailure(t *testing.T) {
 		Params: []uint32{23}, Fail: pgscript.FailTimes(pgscript.Execute, 1, pgscript.ServerError("23505", "duplicate", "_bt_check_unique")),
 	})
 	g := w.c.NewGroup()
-	for _, d := range []*prepare.Description{a, b, c} {
-		if err := g.Add(prepare.Execution{Description: d, Strategy: prepare.Named, Args: []any{1}}); err != nil {
+	for _, d := range []*statement.Description{a, b, c} {
+		if err := g.Add(statement.Execution{Description: d, Strategy: fallback.Named, Args: []any{1}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -158,12 +160,12 @@ func TestGroupStopsAtAFailure(t *testing.T) {
 		t.Error("Close forgot the error:", err)
 	}
 	// What the answer proved is known, what was skipped is not.
-	for _, d := range []*prepare.Description{a, b, c} {
+	for _, d := range []*statement.Description{a, b, c} {
 		if want := d != c; w.c.Knows(d.Name()) != want {
 			t.Errorf("%s: known is %t", d.SQL(), !want)
 		}
 	}
-	if got, err := w.run(t.Context(), prepare.Execution{Description: a, Strategy: prepare.Named, Args: []any{9}}); got != "9" || err != nil {
+	if got, err := w.run(t.Context(), statement.Execution{Description: a, Strategy: fallback.Named, Args: []any{9}}); got != "9" || err != nil {
 		t.Error("the connection after it:", got, err)
 	}
 }
@@ -177,7 +179,7 @@ func TestGroupEndFails(t *testing.T) {
 		Params: []uint32{23}, Fail: pgscript.FailTimes(pgscript.Sync, 1, pgscript.ServerError("23503", "deferred", "ri_ReportViolation")),
 	})
 	g := w.c.NewGroup()
-	if err := g.Add(prepare.Execution{Description: d, Args: []any{1}}); err != nil {
+	if err := g.Add(statement.Execution{Description: d, Args: []any{1}}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := finish(t.Context(), g)
@@ -198,7 +200,7 @@ func TestGroupClosedEarly(t *testing.T) {
 	for reads := range 3 {
 		g := w.c.NewGroup()
 		for n := range 3 {
-			if err := g.Add(prepare.Execution{Description: d, Strategy: prepare.Named, Args: []any{n}}); err != nil {
+			if err := g.Add(statement.Execution{Description: d, Strategy: fallback.Named, Args: []any{n}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -213,7 +215,7 @@ func TestGroupClosedEarly(t *testing.T) {
 		if err := g.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := w.run(t.Context(), prepare.Execution{Description: d, Strategy: prepare.Named, Args: []any{77}}); got != "77" || err != nil {
+		if got, err := w.run(t.Context(), statement.Execution{Description: d, Strategy: fallback.Named, Args: []any{77}}); got != "77" || err != nil {
 			t.Fatal(reads, got, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package prepare
+package statement
 
 import (
 	"context"
@@ -6,6 +6,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/sqltext"
 )
 
 // Group is several statements in one Sync group and one flush: BEGIN and a statement, a batch, a queue and COMMIT. Fill it with AddText
@@ -14,14 +17,15 @@ import (
 // It is a pgconn pipeline and writes nothing by hand: a hand-written prefix in front of a group that begins a transaction loses the row
 // without an error. A steady state of single statements belongs to [Conn.Run], which allocates half as much.
 type Group struct {
-	c     *Conn
-	items []groupItem
-	names map[string]struct{} // parsed by an item
-	p     *pgconn.Pipeline
-	next  int
-	err   error // the first failure
-	sent  bool
-	over  bool
+	c      *Conn
+	items  []groupItem
+	names  map[string]struct{} // parsed by an item, and not thrown away by one behind it
+	forgot bool                // an item throws statements away: nothing that was known before counts behind it
+	p      *pgconn.Pipeline
+	next   int
+	err    error // the first failure
+	sent   bool
+	closed bool
 }
 
 type groupItem struct {
@@ -44,26 +48,18 @@ func (g *Group) Len() int { return len(g.items) }
 func (g *Group) AddText(sql string) { g.items = append(g.items, groupItem{text: sql}) }
 
 // Add adds an execution. An error means that the arguments cannot be encoded; nothing has been sent.
-//
-// Within a group every distinct statement is parsed at most once, and none is bound on the strength of what a pooler may have kept:
-// [Shared] is sent as [SharedParse].
-func (g *Group) Add(e Execution) error { return g.add(e, false) }
-
-// AddBound adds an execution under its name with no Parse in front: for a name that the server connection is known to have.
-func (g *Group) AddBound(e Execution) error { return g.add(e, true) }
-
-func (g *Group) add(e Execution, bound bool) error {
+func (g *Group) Add(e Execution) error {
 	it := groupItem{e: e, eqb: &pgx.ExtendedQueryBuilder{}, name: e.Description.sd.Name}
 	if err := e.encode(g.c, it.eqb, &e.Description.sd); err != nil {
 		return err
 	}
 	it.formats = e.Formats.choose(e.Description, e.Description.sd.Fields, it.eqb.ResultFormats)
 	switch e.Strategy {
-	case Named:
-		it.parse = !bound && !g.parsed(it.name) && (e.Reparse || !g.c.Knows(it.name))
-	case Shared, SharedParse:
-		it.parse = !bound && !g.parsed(it.name)
-	case Unprepared:
+	case fallback.Named:
+		it.parse = !g.parsed(it.name) && (e.Parse || g.forgot || !g.c.Knows(it.name))
+	case fallback.Shared:
+		it.parse = !g.parsed(it.name) && (e.Parse || g.forgot)
+	case fallback.Undecided, fallback.Unprepared:
 		// The unnamed statement lasts until the next Parse of one: a run of the same statement needs it once.
 		it.name = ""
 		it.params = !g.lastUnnamed(e.Description)
@@ -75,6 +71,9 @@ func (g *Group) add(e Execution, bound bool) error {
 		g.names[it.name] = struct{}{}
 	}
 	g.items = append(g.items, it)
+	if e.Description.kind&sqltext.ForgetsStatements != 0 {
+		g.forgot, g.names = true, nil
+	}
 	return nil
 }
 
@@ -133,7 +132,7 @@ func (g *Group) Send(ctx context.Context) error {
 func (g *Group) Next() (*pgconn.ResultReader, error) {
 	for g.err == nil {
 		if g.next >= len(g.items) {
-			return nil, errors.New("prepare: group: no more results")
+			return nil, errors.New("statement: group: no more results")
 		}
 		it := &g.items[g.next]
 		res, err := g.p.GetResults()
@@ -146,12 +145,12 @@ func (g *Group) Next() (*pgconn.ResultReader, error) {
 			g.next++
 			return res, nil
 		case *pgconn.StatementDescription:
-			if it.parse && it.e.Strategy == Named {
+			if it.parse && it.e.Strategy == fallback.Named {
 				g.c.learned(it.e.Description, res.Fields)
 			}
 		case *pgconn.CloseComplete:
 		default:
-			g.fail(errors.New("prepare: group: the answer ended early"))
+			g.fail(errors.New("statement: group: the answer ended early"))
 		}
 	}
 	return nil, g.err
@@ -167,10 +166,10 @@ func (g *Group) fail(err error) {
 // Close reads the rest of the answer up to the end of the group, whose own error (a deferred constraint fails there) counts like an
 // item's, and frees the connection. It returns the group's first error. Calling it again returns the same.
 func (g *Group) Close() error {
-	if g.over || !g.sent {
+	if g.closed || !g.sent {
 		return g.err
 	}
-	g.over = true
+	g.closed = true
 	for g.err == nil && g.next < len(g.items) {
 		rr, err := g.Next()
 		if err != nil {

@@ -1,0 +1,73 @@
+package executor
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/internal/statement"
+)
+
+// conclude reads the answer to a statement to its end, and that of the group it rode in, if any.
+func conclude(rr *pgconn.ResultReader, g *statement.Group) (pgconn.CommandTag, error) {
+	tag, err := rr.Close()
+	if g != nil {
+		if groupErr := g.Close(); err == nil {
+			err = groupErr
+		}
+	}
+	return tag, err
+}
+
+// readOpening reads the results of what rode in front, and then the statement's.
+func readOpening(g *statement.Group, texts int, ask bool) (rr *pgconn.ResultReader, backend uint32, err error) {
+	for range texts {
+		if rr, err = g.Next(); err == nil {
+			_, err = rr.Close()
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+	}
+	if ask {
+		if rr, err = g.Next(); err != nil {
+			return nil, 0, err
+		}
+		if rr.NextRow() {
+			pid, err := strconv.ParseUint(string(rr.Values()[0]), 10, 32)
+			if err != nil {
+				return nil, 0, fmt.Errorf("executor: %s: %w", backendText, err)
+			}
+			backend = uint32(pid)
+		}
+		if _, err := rr.Close(); err != nil {
+			return nil, 0, err
+		}
+	}
+	rr, err = g.Next()
+	return rr, backend, err
+}
+
+// readable returns an error when rows came with a type that is unknown to pgx, in a binary form that was asked for because the column was of
+// another type when the statement was learnt: what a caller scanned would be garbage. It also makes the next execution learn again.
+func (a *attempt) readable(c *statement.Conn, q *call, fields []pgconn.FieldDescription) error {
+	if a.d.Matches(fields) || fields == nil {
+		return nil
+	}
+	a.st.Forget(a.d)
+	if q.formats.Positions != nil || q.formats.ByOID != nil {
+		return nil // the caller's own choice
+	}
+	for i := range fields {
+		if fields[i].Format != pgx.BinaryFormatCode {
+			continue
+		}
+		if typ, ok := c.TypeMap().TypeForOID(fields[i].DataTypeOID); !ok || !typ.Codec.FormatSupported(pgx.BinaryFormatCode) {
+			return fmt.Errorf("executor: column %q has changed its type, and pgx knows no binary form of the new one; "+
+				"the statement was executed, and the next execution will read it", fields[i].Name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,149 @@
+package executor
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/selector"
+	"github.com/bounceproof/bounceproof/internal/statement"
+)
+
+// stage is how far an attempt came before it failed.
+type stage uint8
+
+const (
+	stageLearn  stage = iota // asking for the description: nothing of the statement itself was sent
+	stageEncode              // the arguments do not fit the description: nothing was sent
+	stageSent
+)
+
+// attempt is one run of a call, and what the decision about another one needs to know.
+type attempt struct {
+	st       *statement.Statement
+	d        *statement.Description
+	strategy fallback.Strategy
+	parse    bool               // Close and Parse go in front, whatever is known of the name
+	decision *selector.Decision // what the strategy follows from
+	forced   bool               // strategy and parse were set after the failure of the run before
+	fresh    bool               // d was learnt in this call, so it cannot be stale
+	unnamed  bool               // never by name
+	stage    stage
+	runs     int
+	verdict  fallback.Verdict // on the last failure
+}
+
+// descriptionAge is how old a description may be before the text is learnt again, in a round trip of its own.
+const descriptionAge = 5 * time.Minute
+
+// lookup finds the statement of a call.
+func (ex *Executor) lookup(c *statement.Conn, q *call, a *attempt) *statement.Statement {
+	if a.st == nil {
+		a.st = ex.statement(c, q.sql, q.stable())
+	}
+	return a.st
+}
+
+// prepareAttempt looks the text up, learns it if need be, and picks the strategy. decision is that of the request the statement rides in; nil
+// asks for one. begin holds texts that have to precede anything that is sent.
+func (ex *Executor) prepareAttempt(
+	ctx context.Context, c *statement.Conn, q *call, a *attempt, decision *selector.Decision, begin []string,
+) error {
+	a.runs++
+	a.stage = stageLearn
+	st := ex.lookup(c, q, a)
+	if decision == nil {
+		decision = ex.decide(ctx, c, st.Stable())
+	}
+	a.decision = decision
+	ex.resetNames(c, decision)
+	a.d = st.Description()
+	if a.d == nil || (c.PgConn().TxStatus() == 'I' && st.NeedsRefresh(descriptionAge)) {
+		d, err := st.Learn(ctx, c, begin)
+		if err != nil {
+			return err
+		}
+		a.d, a.fresh = d, true
+	}
+	if !a.forced {
+		a.strategy, a.parse = ex.strategy(q, a)
+	}
+	return nil
+}
+
+// strategy is the way this execution goes over the wire.
+func (ex *Executor) strategy(q *call, a *attempt) (strategy fallback.Strategy, parse bool) {
+	if a.unnamed || q.unprepared() || !a.st.Stable() {
+		return fallback.Unprepared, false
+	}
+	switch a.decision.Strategy {
+	case fallback.Named:
+		return fallback.Named, false
+	case fallback.Shared:
+		return fallback.Shared, !ex.shared.seen(a.d.Name())
+	case fallback.Undecided, fallback.Unprepared:
+	}
+	return fallback.Unprepared, false
+}
+
+// execution is what attempt a puts on the wire.
+func (ex *Executor) execution(c *statement.Conn, q *call, a *attempt) statement.Execution {
+	return statement.Execution{
+		Description: a.d, Strategy: a.strategy, Parse: a.parse, Direct: !a.decision.Pooled && c.Direct, Args: q.args, Formats: q.formats,
+	}
+}
+
+// backendText asks which server connection a statement runs on. It is one cheap row; asking pg_prepared_statements costs 50 to 440 µs.
+const backendText = "select pg_backend_pid()"
+
+// unverified reports whether the execution should ask for its server connection because it would count on a direct one. A pooler can be put in
+// front of a server without any error, and then every new connection leads to it: so each is looked at once, in the round trip of its first
+// named statement.
+func (ex *Executor) unverified(c *statement.Conn, a *attempt) bool {
+	return a.strategy == fallback.Named && !a.decision.Pooled && !c.Direct && !a.d.Utility()
+}
+
+// verifyDirect compares the process id that answered a connection with what the server said at the start of this one. They are the same on a
+// direct connection, and with a pooler in between they are not.
+func (ex *Executor) verifyDirect(ctx context.Context, c *statement.Conn, a *attempt, backend uint32) {
+	if backend == c.PgConn().PID() {
+		c.Direct = true
+		return
+	}
+	ex.selector.Observe(ctx, a.decision, fallback.Verdict{
+		Reason: fallback.ReasonNone, Executed: fallback.No, Connection: fallback.Alive, Evidence: true, PoolerMade: true,
+	})
+}
+
+// sendGroup sends texts, the question for the server connection if ask is set, and the statement in one flush, and reads up to the statement's
+// row description. It returns the server connection's process id if it asked. After an error the group is closed.
+func (ex *Executor) sendGroup(
+	ctx context.Context, c *statement.Conn, texts []string, ask bool, a *attempt, e statement.Execution,
+) (*pgconn.ResultReader, *statement.Group, uint32, error) {
+	g := c.NewGroup()
+	for _, text := range texts {
+		g.AddText(text)
+	}
+	if ask {
+		g.AddText(backendText)
+	}
+	if err := g.Add(e); err != nil {
+		return nil, nil, 0, err
+	}
+	a.stage = stageSent
+	if err := g.Send(ctx); err != nil {
+		_ = g.Close()
+		return nil, nil, 0, err
+	}
+	rr, backend, err := readOpening(g, len(texts), ask)
+	if err != nil {
+		_ = g.Close()
+		return nil, nil, 0, err
+	}
+	if ask && !a.decision.Pooled && !c.Direct {
+		ex.verifyDirect(ctx, c, a, backend)
+	}
+	return rr, g, backend, nil
+}

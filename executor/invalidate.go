@@ -1,0 +1,79 @@
+package executor
+
+import (
+	"context"
+
+	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/sqltext"
+	"github.com/bounceproof/bounceproof/internal/statement"
+)
+
+// invalidate takes back what an error proved wrong: about the name on this connection, or about the text for everybody.
+func (ex *Executor) invalidate(ctx context.Context, c *statement.Conn, a *attempt, v fallback.Verdict) {
+	switch v.Reason { //nolint:exhaustive // the others prove nothing about a statement
+	case fallback.ReasonPreparedLost, fallback.ReasonPoolerPrepared:
+		c.Forget(a.d.Name())
+		if a.strategy == fallback.Shared && !a.parse {
+			ex.counters.misses.Add(1)
+			ex.selector.CountShared(ctx, a.decision, true)
+		}
+	case fallback.ReasonStalePlan:
+		c.Forget(a.d.Name())
+		if !a.decision.Pooled {
+			// Close and Parse cure it here, and the result has changed: learn again.
+			a.st.Forget(a.d)
+		} else {
+			a.st.NextGeneration(a.d)
+		}
+	case fallback.ReasonStaleShape:
+		c.Forget(a.d.Name())
+		a.st.Forget(a.d)
+	case fallback.ReasonNone:
+		// PostgreSQL 13 does not say of a value it cannot read that it is an argument's, so the statement may have run and is not run
+		// again. If it was the description that is stale, the caller's next try learns a new one.
+		if v.PgError != nil && mayBeStale(v.PgError.Code) {
+			a.st.Forget(a.d)
+		}
+	}
+}
+
+// mayBeStale reports whether an error that proves nothing may come from a description that a migration has overtaken: a value that is none of
+// the type it was learnt with, or a result type that has no binary form.
+func mayBeStale(code string) bool {
+	switch code {
+	case "22P02", "22P03", "22003", "22007", "22008", "22023", "42883":
+		return true
+	}
+	return false
+}
+
+// succeeded counts an execution and remembers what it proves.
+func (ex *Executor) succeeded(ctx context.Context, c *statement.Conn, a *attempt) {
+	switch a.strategy {
+	case fallback.Undecided, fallback.Unprepared:
+		ex.counters.unprepared.Add(1)
+	case fallback.Named:
+		ex.counters.named.Add(1)
+	case fallback.Shared:
+		ex.counters.shared.Add(1)
+		ex.shared.used(a.d.Name())
+		if !a.parse {
+			ex.selector.CountShared(ctx, a.decision, false)
+		}
+	}
+	if a.st.Kind()&sqltext.ForgetsStatements != 0 {
+		c.ForgetAll() // it threw our statements away with the caller's own
+	}
+}
+
+// countMessages takes over what the connection counted.
+func (ex *Executor) countMessages(c *statement.Conn) {
+	if c.Parses > 0 {
+		ex.counters.parses.Add(c.Parses)
+		c.Parses = 0
+	}
+	if c.Learns > 0 {
+		ex.counters.learns.Add(c.Learns)
+		c.Learns = 0
+	}
+}

@@ -1,0 +1,55 @@
+package executor
+
+import (
+	"fmt"
+
+	"github.com/bounceproof/bounceproof/internal/selector"
+)
+
+// PreparedStatements says whether an executor sends stable statements by name. It implements encoding.TextMarshaler and
+// encoding.TextUnmarshaler, so that its text form (auto, on, off, shared) fits flags, environment variables and YAML.
+type PreparedStatements uint8
+
+const (
+	// Auto, the default, finds out what the connections lead to and sends stable statements by name where that holds; when a pooler loses
+	// them it goes to unprepared with one warning, and back when the pooler keeps them again.
+	Auto = PreparedStatements(selector.Auto)
+	// On always sends stable statements by name. It never downgrades: a lost statement is returned as [*PreparedStatementError].
+	On = PreparedStatements(selector.On)
+	// Off never uses a name. Results are the same, only slower.
+	Off = PreparedStatements(selector.Off)
+	// Shared is Auto, but behind a transaction pooler that forwards names as they are (PgBouncer before 1.21, or newer with
+	// max_prepared_statements=0) it keeps prepared speed: names are content hashes, so whichever server connection answers either has the
+	// statement or does not, and then it is parsed and run again. Every client of the same database role must be trusted: one of them
+	// could create a name of ours with other SQL. Config.StatementSalt narrows that to clients that know the salt.
+	Shared = PreparedStatements(selector.Shared)
+)
+
+var policyTexts = [...]string{Auto: "auto", On: "on", Off: "off", Shared: "shared"}
+
+// String returns the text form, and "invalid" for a value that is none of the constants.
+func (p PreparedStatements) String() string {
+	if int(p) >= len(policyTexts) {
+		return "invalid"
+	}
+	return policyTexts[p]
+}
+
+// MarshalText returns the text form. It fails for a value that is none of the constants.
+func (p PreparedStatements) MarshalText() ([]byte, error) {
+	if int(p) >= len(policyTexts) {
+		return nil, fmt.Errorf("executor: PreparedStatements: there is no value %d", uint8(p))
+	}
+	return []byte(policyTexts[p]), nil
+}
+
+// UnmarshalText reads the text form: auto, on, off or shared, in lower case. Anything else is an error, and leaves p as it is.
+func (p *PreparedStatements) UnmarshalText(text []byte) error {
+	for i, t := range policyTexts {
+		if string(text) == t {
+			*p = PreparedStatements(i) // an index of four
+			return nil
+		}
+	}
+	return fmt.Errorf("executor: PreparedStatements: %q is none of auto, on, off, shared", text)
+}
