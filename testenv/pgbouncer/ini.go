@@ -37,7 +37,7 @@ func ini(listen, server endpoint, authFile string, o Options) string {
 		// The default of 15 seconds would make every test with a server restart wait.
 		"server_login_retry": "1",
 	}
-	if o.MaxPreparedStatements != 0 && atLeast(o.Version, 21) {
+	if o.MaxPreparedStatements != 0 && Tracks(o.Version) {
 		settings["max_prepared_statements"] = strconv.Itoa(max(o.MaxPreparedStatements, 0))
 	}
 	maps.Copy(settings, o.Settings)

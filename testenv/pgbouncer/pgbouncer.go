@@ -69,6 +69,9 @@ func anyVersion(ctx context.Context) (string, error) {
 	return "", first
 }
 
+// Tracks reports whether a version, as major.minor, can keep track of prepared statements: max_prepared_statements came with 1.21.
+func Tracks(version string) bool { return atLeast(version, 21) }
+
 func majorMinor(v string) string {
 	parts := strings.SplitN(v, ".", 3)
 	if len(parts) < 2 {
