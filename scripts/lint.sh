@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 set -euo pipefail
-# lint.sh 'MODULES' checks formatting, go.mod and go.sum, the linters of .golangci.yaml, and the imports.
+# lint.sh 'MODULES' checks formatting, go.mod and go.sum, the linters of .golangci.yaml, the imports, and what a user's modules are.
 # Linters are built from the module cache, in the versions that tools/go.mod pins.
 
 cd "$(dirname "$0")/.."
@@ -33,5 +33,5 @@ for module in $modules; do
 	step tool golangci-lint run --config "$root/.golangci.yaml" ./...
 done
 cd "$root"
-step "$go" test -count=1 -run Import .
+step "$go" test -count=1 -run 'Import|Modules' .
 exit $status
