@@ -184,7 +184,7 @@ func TestLogsKeepSecrets(t *testing.T) {
 			t.Errorf("nothing was logged of %s", want)
 		}
 	}
-	slog.LogAttrs(t.Context(), slog.LevelDebug, "control", slog.Any("err", &pgconn.PgError{Message: secretArg}))
+	slog.LogAttrs(t.Context(), slog.LevelDebug, "control", slog.Any("error", &pgconn.PgError{Message: secretArg}))
 	if len(log.leaks()) == 0 {
 		t.Error("the check does not see a secret")
 	}

@@ -216,7 +216,7 @@ func (k *link) set(state State, reason string, err error) {
 		attrs = append(attrs, slog.String("reason", reason))
 	}
 	if err != nil {
-		attrs = append(attrs, slog.Any("err", err))
+		attrs = append(attrs, slog.Any("error", err))
 	}
 	level, msg := slog.LevelInfo, "notify: notifications are proven to arrive"
 	switch state {

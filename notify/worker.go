@@ -200,7 +200,7 @@ func (s *Sender) failedLocked(batch []note, err error) {
 	s.attempts--
 	if s.failures == 1 {
 		s.cfg.Logger.LogAttrs(s.ctx, slog.LevelWarn, "notify: sending failed, will be tried again; listeners poll meanwhile",
-			slog.Any("err", err))
+			slog.Any("error", err))
 	}
 	s.resume = time.Now().Add(s.retry.Delay(s.failures))
 
