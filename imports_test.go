@@ -19,14 +19,24 @@ import (
 
 const module = "github.com/bounceproof/bounceproof"
 
-// layers says which packages of the module each library package may import, besides its own subpackages. What is not
-// here is no library package.
+// layers says which packages of the module each package of the library may import, besides its own subpackages. Those under internal are part
+// of the library too: they are in a user's binary. What is not here is no library package: commands, the test environment, and what only tests
+// import.
 var layers = map[string][]string{
-	"prepare":  {"internal/backoff"},
-	"fallback": {"internal/backoff"},
-	"notify":   {"internal/backoff"},
-	"executor": {"internal/backoff", "prepare", "fallback", "notify"},
-	"outbox":   {"internal/backoff", "prepare", "fallback", "notify", "executor"},
+	"internal/backoff":      {},
+	"internal/sqltext":      {},
+	"internal/pgxinternals": {},
+	"internal/txlocal":      {},
+	"prepare":               {},
+	"fallback":              {},
+	"internal/statement":    {"internal/sqltext", "prepare", "fallback"},
+	"internal/selector":     {"fallback"},
+	"notify":                {"internal/backoff"},
+	"executor": {
+		"internal/sqltext", "internal/pgxinternals", "internal/txlocal", "internal/statement", "internal/selector",
+		"prepare", "fallback", "notify",
+	},
+	"outbox": {"internal/backoff", "internal/txlocal", "prepare", "fallback", "notify", "executor"},
 }
 
 // modules are the only ones that may reach a user's binary through a library package.
@@ -119,10 +129,13 @@ func (g graph) violations() []string {
 	return slices.Compact(wrong)
 }
 
-// layer returns the first element of a package's path in the module, which names its layer.
+// layer returns the beginning of a package's path in the module that names its layer: the first element, of internal packages two.
 func layer(rel string) string {
-	first, _, _ := strings.Cut(rel, "/")
-	return first
+	parts := strings.SplitN(rel, "/", 3)
+	if parts[0] == "internal" && len(parts) > 1 {
+		return parts[0] + "/" + parts[1]
+	}
+	return parts[0]
 }
 
 // forbidden says why a package of the module must not import another package, "" if it may.
@@ -136,12 +149,12 @@ func forbidden(from, to string) string {
 		return ""
 	case layer(rel) == "cmd" && layer(from) != "cmd":
 		return "commands are on top"
-	case layer(rel) == layer(from) && layer(from) != "internal" && layer(from) != "testenv":
+	case layer(rel) == layer(from) && layer(from) != "testenv":
 		return ""
 	case library && !slices.Contains(allowed, rel):
-		return "the layers are prepare, fallback, notify; then executor; then outbox; and no test package"
-	case layer(from) == "internal" && isLibrary(rel):
-		return "internal packages are below the library"
+		return "it is not among the layers below"
+	case !library && strings.HasPrefix(from, "internal/") && isLibrary(rel):
+		return "what tests are written with knows nothing of what they test"
 	case layer(from) == "testenv" && isLibrary(rel):
 		return "the test environment knows nothing of what it tests"
 	case from == "testenv/postgres" && rel == "testenv/pgbouncer":
@@ -184,7 +197,8 @@ func TestImportCheckFindsWrongEdges(t *testing.T) {
 	const dockertest = "github.com/ory/dockertest/v3"
 	right := map[string][]string{
 		"prepare":           {"github.com/jackc/pgx/v5", "fmt"},
-		"executor":          {"prepare", "fallback", "notify"},
+		"executor":          {"prepare", "fallback", "notify", "internal/statement"},
+		"internal/selector": {"fallback"},
 		"outbox":            {"executor", "prepare", "internal/backoff"},
 		"cmd/bounceproof":   {"executor", "outbox", "testenv/pgbouncer", "testing"},
 		"testenv/pgbouncer": {"testenv/postgres"},
@@ -193,7 +207,7 @@ func TestImportCheckFindsWrongEdges(t *testing.T) {
 	if got := synthetic(right).violations(); len(got) > 0 {
 		t.Errorf("right edges are called wrong: %q", got)
 	}
-	const layersSay = ": the layers are prepare, fallback, notify; then executor; then outbox; and no test package"
+	const layersSay = ": it is not among the layers below"
 	for _, tc := range []struct{ from, to, want string }{
 		{"prepare", "fallback", "prepare imports fallback" + layersSay},
 		{"notify", "executor", "notify imports executor" + layersSay},
@@ -203,7 +217,9 @@ func TestImportCheckFindsWrongEdges(t *testing.T) {
 		{"executor", "internal/pgscript", "executor imports internal/pgscript" + layersSay},
 		{"outbox", "cmd/bounceproof", "outbox imports cmd/bounceproof: commands are on top"},
 		{"prepare", "testing", "prepare imports testing: tests must not reach a user's binary"},
-		{"internal/backoff", "notify", "internal/backoff imports notify: internal packages are below the library"},
+		{"internal/backoff", "notify", "internal/backoff imports notify" + layersSay},
+		{"fallback", "internal/selector", "fallback imports internal/selector" + layersSay},
+		{"internal/pgscript", "executor", "internal/pgscript imports executor: what tests are written with knows nothing of what they test"},
 		{"testenv/proxy", "prepare", "testenv/proxy imports prepare: the test environment knows nothing of what it tests"},
 		{"testenv/postgres", "testenv/pgbouncer", "testenv/postgres imports testenv/pgbouncer: PgBouncer needs PostgreSQL, not the other way round"},
 		{"fallback", dockertest, "fallback reaches module " + dockertest + ": " + module + "/fallback imports " + dockertest},

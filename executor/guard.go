@@ -25,7 +25,7 @@ import (
 // there was none, the connections made before are replaced at their next acquire. Under [Off] pgx always uses CacheDescribe and nothing is looked at; under
 // [On] it keeps CacheStatement, come what may.
 //
-// Notifications that a pooler delivers to a connection which did not ask for them are dropped, where pgx would keep them for ever.
+// Notifications that a pooler delivers to a connection which did not ask for them are dropped, where pgx would keep them without bound.
 //
 // Guard retries nothing. It does not cover Conn.Prepare, sql.DB.Prepare, explicit QueryExecMode arguments, or LISTEN through a pooler. Of cfg
 // it uses PreparedStatements, ReprobeAfter, ProbeTimeout, Logger and Trace. It panics on a nil pool configuration; the error names a field
@@ -87,7 +87,7 @@ type guardState struct {
 
 // configure sets how a connection that is about to be made will send its statements.
 func (g *guard) configure(ctx context.Context, cc *pgx.ConnConfig) {
-	st := g.look(ctx, cc)
+	st := g.verdict(ctx, cc)
 	cc.DefaultQueryExecMode = st.mode
 	switch {
 	case st.mode == pgx.QueryExecModeCacheDescribe && cc.DescriptionCacheCapacity == 0:
@@ -102,7 +102,7 @@ func (g *guard) configure(ctx context.Context, cc *pgx.ConnConfig) {
 		if onError != nil {
 			keep = onError(pg, err)
 		}
-		return g.heard(err) && keep
+		return g.keeps(err) && keep
 	}
 	if cc.OnNotification == nil && st.top.Mode != fallback.ModeDirect && st.top.Mode != fallback.ModeSession {
 		cc.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) {}
@@ -112,8 +112,8 @@ func (g *guard) configure(ctx context.Context, cc *pgx.ConnConfig) {
 // defaultDescriptions is pgx's own default for DescriptionCacheCapacity.
 const defaultDescriptions = 512
 
-// look returns the present verdict, after probing if there is none or it is old.
-func (g *guard) look(ctx context.Context, cc *pgx.ConnConfig) *guardState {
+// verdict returns the present verdict, after probing if there is none or it is old.
+func (g *guard) verdict(ctx context.Context, cc *pgx.ConnConfig) *guardState {
 	switch g.cfg.PreparedStatements {
 	case Off:
 		return &guardState{mode: pgx.QueryExecModeCacheDescribe}
@@ -190,10 +190,10 @@ func connMode(conn *pgx.Conn) pgx.QueryExecMode {
 	return mode
 }
 
-// heard takes an error from a connection and reports whether the connection may be kept. A pooler's error on what was a direct connection
+// keeps takes an error from a connection and reports whether the connection may be kept. A pooler's error on what was a direct connection
 // means that the address leads elsewhere now. On PgBouncer 1.15 a pooler's own error is an ERROR and the socket closes behind it; treated as
 // an ordinary error its text would be lost on some of pgx's paths.
-func (g *guard) heard(err *pgconn.PgError) bool {
+func (g *guard) keeps(err *pgconn.PgError) bool {
 	if err.Routine != "" {
 		return true // PostgreSQL's own
 	}

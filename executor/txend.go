@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/fallback"
-	"github.com/bounceproof/bounceproof/internal/sqltext"
-	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
 // Commit commits the transaction, with everything that was queued in the same round trip, and then runs the OnCommit functions. As in
@@ -79,181 +76,6 @@ func (t *tx) commitAlone(ctx context.Context) error {
 		return nil
 	}
 	return t.commitFailed(ctx, &attempt{stage: stageSent, runs: maxRuns}, fallback.PhaseCommit, err)
-}
-
-// commitQueue sends the queued statements and COMMIT in one flush. Alone in a transaction with default options they need no BEGIN and no
-// COMMIT: PostgreSQL runs the Sync group as one implicit transaction.
-func (t *tx) commitQueue(ctx context.Context) error {
-	m := queueCommit{t: t, attempts: make([]attempt, len(t.queue)), phase: fallback.PhaseCommit}
-	for i := range m.attempts {
-		m.attempts[i].unnamed = t.unnamed
-	}
-	m.implicit = !t.preamble.begun && t.opts == (pgx.TxOptions{}) && !slices.ContainsFunc(t.queue, needsBlock)
-	if !m.implicit && t.statementMode() {
-		return ErrStatementMode
-	}
-	if !t.preamble.begun {
-		m.phase = fallback.PhaseAlone // the group is the whole transaction
-	}
-	return t.ex.run(ctx, &t.s, &m)
-}
-
-// needsBlock reports whether a queued statement cannot run in an implicit transaction: what may commit on its way must not stand beside others
-// there, and some are refused outside of BEGIN (25P01) or without effect.
-func needsBlock(q call) bool {
-	return sqltext.Of(q.sql)&(sqltext.NeedsBlock|sqltext.MayCommit) != 0
-}
-
-// queueCommit is the queue of a transaction on its way, with COMMIT. It is a [task].
-type queueCommit struct {
-	t        *tx
-	attempts []attempt
-	phase    fallback.Phase
-	implicit bool // no BEGIN and no COMMIT
-}
-
-// try implements [task].
-func (m *queueCommit) try(ctx context.Context) (*attempt, error) {
-	return m.t.sendQueue(ctx, m.attempts, m.implicit)
-}
-
-// succeeded implements [task].
-func (m *queueCommit) succeeded(ctx context.Context) {
-	for i := range m.attempts {
-		m.t.succeeded(ctx, &m.attempts[i])
-	}
-}
-
-// retry implements [task].
-func (m *queueCommit) retry(ctx context.Context, failed *attempt, err error) (bool, error) {
-	t := m.t
-	if failed == nil {
-		failed = &attempt{stage: stageSent, runs: maxRuns}
-	}
-	if failed.stage == stageLearn {
-		m.phase = t.phase()
-	}
-	if m.phase == fallback.PhaseCommit && failed.stage != stageEncode {
-		return false, t.commitFailed(ctx, failed, m.phase, err)
-	}
-	again, err := t.ex.decideRetry(ctx, &t.s, failed, m.phase, err)
-	if !again {
-		return false, t.commitEnd(ctx, failed, err)
-	}
-	if failed.stage == stageEncode {
-		return true, nil // nothing of the group was sent
-	}
-	if t.s.c.PgConn().TxStatus() != 'I' {
-		if _, err := simpleExec(ctx, t.s.c.PgConn(), "rollback"); err != nil {
-			return false, err
-		}
-	}
-	if failed.forced && failed.strategy == fallback.Shared {
-		// Where one name was missing the others may be too.
-		for i := range m.attempts {
-			if a := &m.attempts[i]; a.strategy == fallback.Shared {
-				a.parse, a.forced = true, true
-			}
-		}
-	}
-	if !m.implicit {
-		t.preamble.restart(false)
-	}
-	return true, nil
-}
-
-// sendQueue is one attempt at the group of commitQueue. It returns the attempt that failed, nil when it was none of the queued statements.
-func (t *tx) sendQueue(ctx context.Context, attempts []attempt, implicit bool) (*attempt, error) {
-	c := t.s.c
-	g := c.NewGroup()
-	texts := 0
-	stable := false
-	for i := range t.queue {
-		q, a := &t.queue[i], &attempts[i]
-		if err := q.rewrite(ctx, c.Conn()); err != nil {
-			return &attempt{stage: stageEncode, fresh: true}, err
-		}
-		stable = t.ex.lookup(c, q, a).Stable() || stable
-	}
-	decision := t.ex.decide(ctx, c, stable)
-	for i := range t.queue {
-		q, a := &t.queue[i], &attempts[i]
-		if err := t.prepareAttempt(ctx, q, a, decision, !implicit); err != nil {
-			return a, err
-		}
-		a.stage = stageEncode
-	}
-	if !implicit {
-		for _, text := range t.preamble.unsent {
-			g.AddText(text)
-			texts++
-		}
-	}
-	for i := range t.queue {
-		a := &attempts[i]
-		if err := g.Add(t.ex.execution(c, &t.queue[i], a)); err != nil {
-			return a, err
-		}
-	}
-	if !implicit {
-		g.AddText(t.commitText())
-	}
-	for i := range attempts {
-		attempts[i].stage = stageSent
-	}
-	t.traceQueue(ctx, implicit)
-	if err := g.Send(ctx); err != nil {
-		_ = g.Close()
-		return nil, err
-	}
-	return t.readQueue(ctx, g, attempts, texts, implicit)
-}
-
-// readQueue reads the group's results.
-func (t *tx) readQueue(ctx context.Context, g *statement.Group, attempts []attempt, texts int, implicit bool) (*attempt, error) {
-	var tag pgconn.CommandTag
-	var err error
-	for i := 0; err == nil && i < g.Len(); i++ {
-		rr, nextErr := g.Next()
-		if err = nextErr; err == nil {
-			tag, err = rr.Close()
-		}
-		if err != nil {
-			_ = g.Close()
-			if k := i - texts; k >= 0 && k < len(attempts) {
-				return &attempts[k], err
-			}
-			return nil, err
-		}
-	}
-	if err := g.Close(); err != nil {
-		return nil, err // a deferred constraint, at the end of an implicit transaction
-	}
-	if !implicit {
-		t.preamble.arrived()
-		if tag.String() == "ROLLBACK" {
-			return nil, pgx.ErrTxCommitRollback
-		}
-	}
-	return nil, nil
-}
-
-// traceQueue shows the queued statements to the tracer.
-func (t *tx) traceQueue(ctx context.Context, implicit bool) {
-	tracer := t.s.c.QueryTracer()
-	if tracer == nil {
-		return
-	}
-	if !implicit {
-		t.traceBegin(ctx)
-	}
-	for i := range t.queue {
-		qctx := tracer.TraceQueryStart(ctx, t.s.c.Conn(), pgx.TraceQueryStartData{SQL: t.queue[i].sql, Args: t.queue[i].given})
-		tracer.TraceQueryEnd(qctx, t.s.c.Conn(), pgx.TraceQueryEndData{})
-	}
-	if !implicit {
-		t.traceText(ctx, t.commitText(), "COMMIT", nil)
-	}
 }
 
 // commitFailed takes the error of a failed group that carried COMMIT.
