@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/bounceproof/bounceproof/internal/pgxinternals"
 	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
@@ -86,8 +87,9 @@ func (ex *Executor) copyFrom(
 	}
 	r := &copyReader{m: c.TypeMap(), fields: d.Fields(), src: src}
 	if ex.selector.Decision().Pooled {
-		r.gate = &copyGate{open: make(chan struct{})}
-		defer r.gate.watch(c.PgConn())()
+		gate, done := pgxinternals.WatchCopy(c.PgConn())
+		defer done()
+		r.gate = gate
 	}
 	tag, err := c.PgConn().CopyFrom(ctx, r, "copy "+target+" ( "+list+" ) from stdin binary;")
 	r.stop()
@@ -104,7 +106,7 @@ type copyReader struct {
 	m      *pgtype.Map
 	fields []pgconn.FieldDescription
 	src    pgx.CopyFromSource
-	gate   *copyGate // nil on a direct connection
+	gate   *pgxinternals.CopyGate // nil on a direct connection
 
 	// pgconn reads on a goroutine of its own, which after a lost connection may outlive the call.
 	mu      sync.Mutex
@@ -122,7 +124,7 @@ const copyHeader = "PGCOPY\n\xff\r\n\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 func (r *copyReader) Read(p []byte) (int, error) {
 	n, err := r.read(p)
 	if err != nil && r.gate != nil {
-		<-r.gate.open
+		r.gate.Wait()
 	}
 	return n, err
 }

@@ -1,51 +1,103 @@
+// Package sqltext says what a text of SQL is: the one table behind every question that is decided by a statement's keyword.
+//
+// It reads words and understands no SQL. Where it cannot be sure it answers what is safe for the question that is asked, and each flag says which
+// way that is.
 package sqltext
 
-import "strings"
-
-type Kind uint32
+// Kind is what a text is: a set of flags.
+type Kind uint16
 
 const (
+	// Copy is COPY, whose answer only pgx's own paths read past.
 	Copy Kind = 1 << iota
+	// Control begins, ends or cuts a transaction, or sets something for it or the session: it keeps its place among other statements, and is sent
+	// as it is, without being learnt.
 	Control
+	// Cuts ends a transaction, or cuts it so that a part of it can have another fate: COMMIT, END, ABORT, ROLLBACK (TO), SAVEPOINT, RELEASE,
+	// PREPARE TRANSACTION. Too many of these cost a round trip, one too few an order.
 	Cuts
+	// MayCommit may commit on its way, and with itself what its Sync group ran before it: a procedure and a DO block can, as can what PostgreSQL
+	// runs in transactions of its own, or refuses to run beside others.
 	MayCommit
+	// NeedsBlock is refused outside of BEGIN (25P01), or is without effect there.
 	NeedsBlock
+	// ForgetsStatements throws prepared statements of the session away: DEALLOCATE and DISCARD ALL. Forgetting too much costs a Parse.
 	ForgetsStatements
+	// Utility is none of the statements whose plans PostgreSQL keeps: its result may have other columns at every execution without the server
+	// calling a plan stale (0A000), as with FETCH, EXECUTE, EXPLAIN and SHOW, which are described when the portal starts
+	// (UtilityTupleDescriptor, src/backend/tcop/utility.c).
 	Utility
 )
 
-func Of(sql string) Kind {
-	var k Kind
-	switch Keyword(sql) {
-	case "copy":
-		k |= Copy
-	case "discard", "deallocate":
-		k |= ForgetsStatements
-	}
-	switch Keyword(sql) {
-	case "begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release", "prepare", "set":
-		k |= Control
-	}
-	switch Keyword(sql) {
-	case "call", "do", "vacuum", "analyze", "cluster", "reindex", "create", "drop", "alter":
-		k |= MayCommit
-	case "lock", "savepoint", "release", "rollback", "declare", "set":
-		k |= NeedsBlock
-	}
-	switch Keyword(sql) {
-	case "end", "abort", "commit", "release", "rollback", "savepoint", "prepare":
-		k |= Cuts
-	}
-	if isUtility(sql) {
-		k |= Utility
-	}
-	return k
+// planned are the first words of the statements whose plans PostgreSQL keeps (sql_help.c and gram.y, PreparableStmt). Every other word begins a
+// utility statement.
+var planned = map[string]bool{
+	"select": true, "insert": true, "update": true, "delete": true, "merge": true, "with": true, "values": true, "table": true,
 }
 
-func OfScript(sql string) Kind {
-	var k Kind
-	for s := range strings.SplitSeq(sql, ";") {
-		k |= Of(s)
+// table has the first words of the statements with a flag besides Utility.
+var table = map[string]Kind{
+	"abort":      Control | Cuts,
+	"alter":      MayCommit,
+	"analyse":    MayCommit,
+	"analyze":    MayCommit,
+	"begin":      Control,
+	"call":       MayCommit,
+	"cluster":    MayCommit,
+	"commit":     Control | Cuts,
+	"copy":       Copy,
+	"create":     MayCommit,
+	"deallocate": ForgetsStatements,
+	"declare":    NeedsBlock,
+	"do":         MayCommit,
+	"drop":       MayCommit,
+	"end":        Control | Cuts,
+	"lock":       NeedsBlock,
+	"prepare":    Control,
+	"reindex":    MayCommit,
+	"release":    Control | Cuts | NeedsBlock,
+	"repack":     MayCommit, // PostgreSQL 19
+	"rollback":   Control | Cuts | NeedsBlock,
+	"savepoint":  Control | Cuts | NeedsBlock,
+	"set":        Control | NeedsBlock,
+	"start":      Control,
+	"vacuum":     MayCommit,
+}
+
+// second has the flags that follow from the second word too.
+var second = map[[2]string]Kind{
+	{"discard", "all"}:         ForgetsStatements,
+	{"prepare", "transaction"}: Cuts | NeedsBlock,
+}
+
+// Of returns what a text is that holds one statement, as every text of the extended protocol does. It does not allocate. Safe for concurrent use.
+func Of(sql string) Kind {
+	var buf [longestWord]byte
+	rest := skip(sql)
+	first := word(rest, &buf)
+	if len(first) == 0 {
+		return 0
 	}
-	return k
+	if planned[string(first)] {
+		return 0
+	}
+	kind := Utility | table[string(first)]
+	switch string(first) {
+	case "discard", "prepare":
+		var next [longestWord]byte
+		kind |= second[[2]string{string(first), string(word(skip(rest[len(first):]), &next))}]
+	}
+	return kind
+}
+
+// OfScript returns what a text is that may hold several statements, as one of the simple protocol may: the flags of all of them.
+func OfScript(sql string) Kind {
+	kind := Of(sql)
+	for rest := sql; ; {
+		var ok bool
+		if rest, ok = nextStatement(rest); !ok {
+			return kind
+		}
+		kind |= Of(rest)
+	}
 }
