@@ -98,7 +98,7 @@ func FuzzOptions(f *testing.F) {
 			args = append(args, arg)
 			// Stable is an option to the executor in the way that it is none to pgx: it keeps no rewriter from its work.
 			leading = leading && isOption(arg)
-			if !leading || !(arg == any(prepare.Stable)) {
+			if !leading || arg != any(prepare.Stable) {
 				plain = append(plain, arg)
 			}
 			if !leading {

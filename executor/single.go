@@ -121,7 +121,7 @@ func (x *single) queryInto(ctx context.Context, r *rows) (err error) {
 		if err := x.route.pass(ctx, x.q.sql); err != nil {
 			return err
 		}
-		r.inner, err = x.s.c.Conn().Query(ctx, x.q.sql, x.q.pgxArgs()...)
+		r.inner, err = x.s.c.Conn().Query(ctx, x.q.sql, x.q.pgxArgs()...) //nolint:gocritic // r closes them
 		return err
 	}
 	if r.tracer = x.s.c.QueryTracer(); r.tracer != nil {

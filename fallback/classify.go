@@ -56,12 +56,10 @@ func (c *Context) named() bool {
 // rerun returns a where the failed request alone can be run again, RerunTx where the transaction it belonged to is what has to be run
 // again.
 func (c *Context) rerun(a Action) Action {
-	switch {
-	case c.Phase == PhaseInside, c.Phase == PhaseCommit:
+	if c.Phase == PhaseInside || c.Phase == PhaseCommit {
 		return RerunTx
-	default:
-		return a
 	}
+	return a
 }
 
 // Classify says what err means for a request of which the caller knows c. It is pure and safe for concurrent use. A nil error gives the
