@@ -17,6 +17,7 @@ import (
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
+	"github.com/bounceproof/bounceproof/testenv/place"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
@@ -32,7 +33,7 @@ const (
 type row struct {
 	name     string
 	title    string // name, if empty
-	version  string // PgBouncer's; empty is a direct connection
+	place    place.Place
 	policy   executor.PreparedStatements
 	warnings int  // how many warnings there should be
 	named    bool // statements should be prepared, so hardly any should be parsed
@@ -45,16 +46,17 @@ type row struct {
 	omitted string // if that is no failure: "missing" or "skipped"
 }
 
-// demoRows are the ways to the server that the demo goes. direct is the version of PostgreSQL.
-func demoRows(direct string) []*row {
+// demoRows are the ways to a server of a version that the demo goes.
+func demoRows(server string) []*row {
+	old, current := place.New(place.TransactionRaw, "1.18", server), place.New(place.TransactionTracked, "1.24", server)
 	return []*row{
-		{name: "direct " + direct, title: "Direct PostgreSQL " + direct, named: true},
-		{name: "PgBouncer 1.18", version: "1.18", warnings: 1},
+		{name: "direct " + server, title: "Direct PostgreSQL " + server, place: place.New(place.Direct, "", server), named: true},
+		{name: "PgBouncer 1.18", place: old, warnings: 1},
 		{
 			name: "PgBouncer 1.18", title: "PgBouncer 1.18, with executor.Config{PreparedStatements: executor.Shared}",
-			version: "1.18", policy: executor.Shared, optional: true,
+			place: old, policy: executor.Shared, optional: true,
 		},
-		{name: "PgBouncer 1.24", version: "1.24", named: true},
+		{name: "PgBouncer 1.24", place: current, named: true},
 	}
 }
 
@@ -199,8 +201,8 @@ func (d *demo) start(ctx context.Context) (rows []*row, err error) {
 
 // run makes one row.
 func (d *demo) run(ctx context.Context, r *row) {
-	if r.version != "" && r.err == nil {
-		if err := pgbouncer.Available(r.version); err != nil {
+	if r.place.Bouncer != "" && r.err == nil {
+		if err := pgbouncer.Available(r.place.Bouncer); err != nil {
 			r.err, r.omitted = err, "missing"
 		}
 	}
@@ -217,24 +219,21 @@ func (d *demo) run(ctx context.Context, r *row) {
 	}
 }
 
+// asUsersHaveIt leaves PgBouncer at its defaults but for the number of server connections.
+func asUsersHaveIt(o *pgbouncer.Options) {
+	o.PoolSize, o.MaxPreparedStatements, o.Settings = demoPoolSize, 0, nil
+}
+
 // measure starts what the row needs, runs the load, and checks it.
 func (d *demo) measure(ctx context.Context, r *row) error {
 	e := &env{log: d.env.log}
 	defer e.close()
-	var db *postgres.Database
-	var bouncer *pgbouncer.Bouncer
-	err := e.attempt(func() {
-		db = d.server.NewDatabase(e)
-		if r.version != "" {
-			bouncer = pgbouncer.Start(e, d.server, pgbouncer.Options{
-				Version: r.version, PoolMode: "transaction", PoolSize: demoPoolSize,
-			})
-		}
-	})
+	var at *place.Running
+	err := e.attempt(func() { at = r.place.StartOn(e, d.server, asUsersHaveIt) })
 	if err != nil {
 		return err
 	}
-	auditor, err := pgx.Connect(ctx, db.URL)
+	auditor, err := pgx.Connect(ctx, at.DB.URL)
 	if err != nil {
 		return err
 	}
@@ -242,14 +241,12 @@ func (d *demo) measure(ctx context.Context, r *row) error {
 	if _, err := auditor.Exec(ctx, strings.ReplaceAll(demoSchema, "$accounts", strconv.Itoa(demoAccounts))); err != nil {
 		return err
 	}
-	url := db.URL
-	if bouncer != nil {
-		url = bouncer.URL(db.Name)
+	if at.Bouncer != nil {
 		d.view.fact("pooler", fmt.Sprintf("PgBouncer %s in a %s, transaction mode, %d server connections",
-			bouncer.FullVersion(), bouncer.Runtime(), demoPoolSize))
+			at.Bouncer.FullVersion(), at.Bouncer.Runtime(), demoPoolSize))
 	}
 	logged := newRecorder()
-	l := &load{url: url, policy: r.policy, events: d.events, logger: slog.New(logged)}
+	l := &load{url: at.URL, policy: r.policy, events: d.events, logger: slog.New(logged)}
 	stop := func() {}
 	l.found = func(top fallback.Topology) {
 		d.view.fact("found", top.String())
@@ -270,9 +267,9 @@ func (d *demo) measure(ctx context.Context, r *row) error {
 		r.outcome = nil
 		return fmt.Errorf("audit: %w", err)
 	}
-	if bouncer != nil {
-		stats, err := bouncer.Admin("show stats")
-		if err = errors.Join(err, t.readCounters(stats, db.Name)); err != nil {
+	if at.Bouncer != nil {
+		stats, err := at.Bouncer.Admin("show stats")
+		if err = errors.Join(err, t.readCounters(stats, at.DB.Name)); err != nil {
 			r.outcome = nil
 			return fmt.Errorf("audit: %w", err)
 		}

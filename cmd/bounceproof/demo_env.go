@@ -18,15 +18,15 @@ type env struct {
 
 var _ postgres.TB = (*env)(nil)
 
-// verdict is what Skipf and Fatalf panic with, so that they do not return, as in a test.
-type verdict struct{ err error }
+// ended is what Skipf and Fatalf panic with, so that they do not return, as in a test.
+type ended struct{ err error }
 
 // attempt runs f, which starts servers, and returns what it was skipped or failed with.
 func (e *env) attempt(f func()) (err error) {
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
-		case verdict:
+		case ended:
 			err = r.err
 		default:
 			panic(r)
@@ -57,14 +57,14 @@ func (e *env) Name() string { return "demo" }
 func (e *env) Logf(format string, args ...any) { e.log(fmt.Sprintf(format, args...)) }
 
 // Skipf ends the attempt.
-func (e *env) Skipf(format string, args ...any) { panic(verdict{fmt.Errorf(format, args...)}) }
+func (e *env) Skipf(format string, args ...any) { panic(ended{fmt.Errorf(format, args...)}) }
 
 // Fatalf ends the attempt.
 func (e *env) Fatalf(format string, args ...any) {
 	e.mu.Lock()
 	e.failed = true
 	e.mu.Unlock()
-	panic(verdict{fmt.Errorf(format, args...)})
+	panic(ended{fmt.Errorf(format, args...)})
 }
 
 // Failed reports whether Fatalf was called.

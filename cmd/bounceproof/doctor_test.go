@@ -11,35 +11,35 @@ import (
 
 	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
+	"github.com/bounceproof/bounceproof/testenv/place"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		pooler  *pgbouncer.Options
+		mode    place.Mode
+		bouncer string
+		track   int // max_prepared_statements
 		code    int
 		strict  int
 		auto    string
 		shared  string
 		listens string
 	}{
-		"direct":         {nil, exitOK, exitOK, "named", "named", "proven"},
-		"raw":            {&pgbouncer.Options{Version: "1.18"}, exitFailed, exitFailed, "unprepared", "shared", "isolated"},
-		"raw_session":    {&pgbouncer.Options{Version: "1.18", PoolMode: "session"}, exitOK, exitOK, "named", "named", "proven"},
-		"raw_statement":  {&pgbouncer.Options{Version: "1.18", PoolMode: "statement"}, exitFailed, exitFailed, "unprepared", "shared", "isolated"},
-		"tracks":         {&pgbouncer.Options{Version: "1.24"}, exitOK, exitFailed, "named", "named", "isolated"},
-		"tracking_off":   {&pgbouncer.Options{Version: "1.24", MaxPreparedStatements: -1}, exitFailed, exitFailed, "unprepared", "shared", "isolated"},
-		"tracks_session": {&pgbouncer.Options{Version: "1.24", PoolMode: "session"}, exitOK, exitOK, "named", "named", "proven"},
+		"direct":         {place.Direct, "", 0, exitOK, exitOK, "named", "named", "proven"},
+		"raw":            {place.TransactionRaw, "1.18", 0, exitFailed, exitFailed, "unprepared", "shared", "isolated"},
+		"raw_session":    {place.Session, "1.18", 0, exitOK, exitOK, "named", "named", "proven"},
+		"raw_statement":  {place.Statement, "1.18", 0, exitFailed, exitFailed, "unprepared", "shared", "isolated"},
+		"tracks":         {place.TransactionTracked, "1.24", 200, exitOK, exitFailed, "named", "named", "isolated"},
+		"tracking_off":   {place.TransactionRaw, "1.24", -1, exitFailed, exitFailed, "unprepared", "shared", "isolated"},
+		"tracks_session": {place.Session, "1.24", 200, exitOK, exitOK, "named", "named", "proven"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := postgres.Start(t, postgres.Options{})
-			db := s.NewDatabase(t)
-			address := db.URL
-			if test.pooler != nil {
-				address = pgbouncer.Start(t, s, *test.pooler).URL(db.Name)
-			}
+			address := place.New(test.mode, test.bouncer, "").Start(t, func(o *pgbouncer.Options) {
+				o.MaxPreparedStatements = test.track
+			}).URL
 			code, stdout, stderr := command(t.Context(), "doctor", address)
 			if code != test.code || stderr != "" {
 				t.Errorf("status %d, want %d; %s", code, test.code, stderr)
