@@ -14,7 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/bounceproof/bounceproof/testenv/internal/box"
+	"github.com/bounceproof/bounceproof/testenv/internal/sandbox"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
@@ -22,12 +22,12 @@ import (
 type Bouncer struct {
 	version string
 	server  *postgres.Server
-	box     *box.Box
-	log     *box.Log
+	sandbox *sandbox.Sandbox
+	log     *sandbox.Log
 
 	mu      sync.Mutex // guards what follows, and is held while PgBouncer starts or stops
 	options Options
-	proc    *box.Process
+	proc    *sandbox.Process
 }
 
 // URL returns the address of a database of the server through this PgBouncer, for pgx.Connect and pgxpool.New.
@@ -35,7 +35,7 @@ func (b *Bouncer) URL(database string) string {
 	u := url.URL{
 		Scheme:   "postgres",
 		User:     url.User(postgres.Superuser),
-		Host:     net.JoinHostPort(b.box.Host, strconv.Itoa(b.box.Port)),
+		Host:     net.JoinHostPort(b.sandbox.Host, strconv.Itoa(b.sandbox.Port)),
 		Path:     "/" + database,
 		RawQuery: "sslmode=disable",
 	}
@@ -46,10 +46,10 @@ func (b *Bouncer) URL(database string) string {
 func (b *Bouncer) Version() string { return b.version }
 
 // FullVersion returns the version as the binary says it, such as 1.18.0.
-func (b *Bouncer) FullVersion() string { return b.box.Version }
+func (b *Bouncer) FullVersion() string { return b.sandbox.Version }
 
 // Runtime returns "container" or "process".
-func (b *Bouncer) Runtime() string { return b.box.Kind }
+func (b *Bouncer) Runtime() string { return b.sandbox.Kind }
 
 // Server returns the server behind.
 func (b *Bouncer) Server() *postgres.Server { return b.server }
@@ -217,14 +217,14 @@ func (b *Bouncer) startAgainLocked(tb postgres.TB) {
 }
 
 func (b *Bouncer) writeIniLocked(ctx context.Context) error {
-	host, port := b.server.AddressFor(b.box)
-	conf := ini(endpoint{b.box.ListenHost, b.box.ListenPort}, endpoint{host, port}, b.box.Path("userlist.txt"), b.options)
-	return b.box.Write(ctx, "pgbouncer.ini", []byte(conf))
+	host, port := b.server.AddressFor(b.sandbox)
+	conf := ini(endpoint{b.sandbox.ListenHost, b.sandbox.ListenPort}, endpoint{host, port}, b.sandbox.Path("userlist.txt"), b.options)
+	return b.sandbox.Write(ctx, "pgbouncer.ini", []byte(conf))
 }
 
 func (b *Bouncer) startLocked(ctx context.Context) error {
 	mark := b.log.Mark()
-	p, err := b.box.Start(ctx, "pgbouncer", b.log, b.box.Bin("pgbouncer"), b.box.Path("pgbouncer.ini"))
+	p, err := b.sandbox.Start(ctx, "pgbouncer", b.log, b.sandbox.Bin("pgbouncer"), b.sandbox.Path("pgbouncer.ini"))
 	if err != nil {
 		return fmt.Errorf("testenv: PgBouncer %s: %w", b.version, err)
 	}
@@ -235,13 +235,13 @@ func (b *Bouncer) startLocked(ctx context.Context) error {
 	}
 	said := b.log.Since(mark)
 	if strings.Contains(said, "Address already in use") {
-		return fmt.Errorf("testenv: PgBouncer %s: %w", b.version, box.ErrPortTaken)
+		return fmt.Errorf("testenv: PgBouncer %s: %w", b.version, sandbox.ErrPortTaken)
 	}
-	return fmt.Errorf("testenv: PgBouncer %s did not start: %w\n%s", b.version, err, box.Tail(said, 30))
+	return fmt.Errorf("testenv: PgBouncer %s did not start: %w\n%s", b.version, err, sandbox.Tail(said, 30))
 }
 
 // awaitReady returns when PgBouncer answers, or p has ended.
-func (b *Bouncer) awaitReady(ctx context.Context, p *box.Process) error {
+func (b *Bouncer) awaitReady(ctx context.Context, p *sandbox.Process) error {
 	for {
 		err := b.identify(ctx)
 		if err == nil {
@@ -266,11 +266,11 @@ func (b *Bouncer) identify(ctx context.Context) error {
 		return err
 	}
 	for _, row := range rows {
-		if row["key"] == "auth_file" && row["value"] == b.box.Path("userlist.txt") {
+		if row["key"] == "auth_file" && row["value"] == b.sandbox.Path("userlist.txt") {
 			return nil
 		}
 	}
-	return fmt.Errorf("port %d belongs to another PgBouncer", b.box.Port)
+	return fmt.Errorf("port %d belongs to another PgBouncer", b.sandbox.Port)
 }
 
 func (b *Bouncer) endLocked(signal string) error {
@@ -291,5 +291,5 @@ func (b *Bouncer) endLocked(signal string) error {
 func (b *Bouncer) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	return b.box.Close(ctx)
+	return b.sandbox.Close(ctx)
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/bounceproof/bounceproof/testenv/internal/box"
+	"github.com/bounceproof/bounceproof/testenv/internal/sandbox"
 	"github.com/bounceproof/bounceproof/testenv/internal/suite"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
@@ -42,14 +42,14 @@ func Available(version string) error {
 		_, err := anyVersion(ctx)
 		return err
 	}
-	return box.Available(ctx, suite.PgBouncer, version)
+	return sandbox.Available(ctx, suite.PgBouncer, version)
 }
 
 // anyVersion chooses the version for callers that do not mind: Debian 12's, which is the likeliest to be installed,
 // else the newest there is.
 func anyVersion(ctx context.Context) (string, error) {
 	candidates := []string{"1.18"}
-	for _, v := range box.Installed(ctx, suite.PgBouncer) {
+	for _, v := range sandbox.Installed(ctx, suite.PgBouncer) {
 		candidates = append(candidates, majorMinor(v))
 	}
 	all := Versions()
@@ -58,7 +58,7 @@ func anyVersion(ctx context.Context) (string, error) {
 	}
 	var first error
 	for _, v := range candidates {
-		err := box.Available(ctx, suite.PgBouncer, v)
+		err := sandbox.Available(ctx, suite.PgBouncer, v)
 		if err == nil {
 			return v, nil
 		}
@@ -98,7 +98,7 @@ func Start(tb postgres.TB, s *postgres.Server, o Options) *Bouncer {
 	}
 	tb.Cleanup(func() {
 		if tb.Failed() {
-			tb.Logf("PgBouncer %s on port %d, end of its log:\n%s", b.version, b.box.Port, b.log.Tail(60))
+			tb.Logf("PgBouncer %s on port %d, end of its log:\n%s", b.version, b.sandbox.Port, b.log.Tail(60))
 		}
 		if err := b.close(); err != nil {
 			tb.Logf("testenv: closing PgBouncer %s: %v", b.version, err)
@@ -124,7 +124,7 @@ func launch(s *postgres.Server, o Options) (*Bouncer, error) {
 		if b, err = tryLaunch(s, o); err == nil {
 			return b, nil
 		}
-		if !errors.Is(err, box.ErrPortTaken) {
+		if !errors.Is(err, sandbox.ErrPortTaken) {
 			break
 		}
 	}
@@ -132,11 +132,11 @@ func launch(s *postgres.Server, o Options) (*Bouncer, error) {
 }
 
 func tryLaunch(s *postgres.Server, o Options) (_ *Bouncer, err error) {
-	bx, err := box.Open(context.Background(), box.Options{Program: suite.PgBouncer, Version: o.Version})
+	sb, err := sandbox.Open(context.Background(), sandbox.Options{Program: suite.PgBouncer, Version: o.Version})
 	if err != nil {
 		return nil, err
 	}
-	b := &Bouncer{version: o.Version, box: bx, server: s, options: o, log: new(box.Log)}
+	b := &Bouncer{version: o.Version, sandbox: sb, server: s, options: o, log: new(sandbox.Log)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.close())
@@ -144,7 +144,7 @@ func tryLaunch(s *postgres.Server, o Options) (_ *Bouncer, err error) {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	if err := bx.Write(ctx, "userlist.txt", []byte(fmt.Sprintf("%q \"\"\n", postgres.Superuser))); err != nil {
+	if err := sb.Write(ctx, "userlist.txt", []byte(fmt.Sprintf("%q \"\"\n", postgres.Superuser))); err != nil {
 		return nil, err
 	}
 	b.mu.Lock()

@@ -18,7 +18,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bounceproof/bounceproof/testenv/internal/box"
+	"github.com/bounceproof/bounceproof/testenv/internal/sandbox"
 	"github.com/bounceproof/bounceproof/testenv/internal/suite"
 )
 
@@ -62,14 +62,14 @@ func Available(version string) error {
 		_, err := anyVersion(ctx)
 		return err
 	}
-	return box.Available(ctx, suite.Postgres, version)
+	return sandbox.Available(ctx, suite.Postgres, version)
 }
 
 // anyVersion chooses the version for callers that do not mind: Debian 12's, which is the likeliest to be installed,
 // else the newest there is.
 func anyVersion(ctx context.Context) (string, error) {
 	candidates := []string{"15"}
-	for _, v := range box.Installed(ctx, suite.Postgres) {
+	for _, v := range sandbox.Installed(ctx, suite.Postgres) {
 		major, _, _ := strings.Cut(v, ".")
 		candidates = append(candidates, major)
 	}
@@ -78,7 +78,7 @@ func anyVersion(ctx context.Context) (string, error) {
 	candidates = append(candidates, newestFirst...)
 	var first error
 	for _, v := range candidates {
-		err := box.Available(ctx, suite.Postgres, v)
+		err := sandbox.Available(ctx, suite.Postgres, v)
 		if err == nil {
 			return v, nil
 		}
@@ -114,7 +114,7 @@ func Start(tb TB, o Options) *Server {
 	mark := s.log.Mark()
 	tb.Cleanup(func() {
 		if tb.Failed() {
-			tb.Logf("PostgreSQL %s on port %d, end of its log during this test:\n%s", s.version, s.box.Port, box.Tail(s.log.Since(mark), 60))
+			tb.Logf("PostgreSQL %s on port %d, end of its log during this test:\n%s", s.version, s.sandbox.Port, sandbox.Tail(s.log.Since(mark), 60))
 		}
 	})
 	return s
@@ -124,7 +124,7 @@ func Start(tb TB, o Options) *Server {
 // TESTENV_REQUIRE=all or when err is not about availability.
 func Unavailable(tb TB, err error) {
 	tb.Helper()
-	var missing *box.UnavailableError
+	var missing *sandbox.UnavailableError
 	if !errors.As(err, &missing) {
 		tb.Fatalf("%v", err)
 		return
@@ -133,13 +133,13 @@ func Unavailable(tb TB, err error) {
 		tb.Fatalf("testenv: %v (TESTENV_REQUIRE=all forbids to skip)", missing)
 		return
 	}
-	box.RecordSkip(tb.Name(), missing)
+	sandbox.RecordSkip(tb.Name(), missing)
 	tb.Skipf("testenv: %v", missing)
 }
 
 // Shutdown ends every server that this process has started, through this package or package pgbouncer, and returns when they
 // are gone. Without it they end just after the process. Nothing may be started afterwards.
-func Shutdown() error { return box.Sweep() }
+func Shutdown() error { return sandbox.Sweep() }
 
 func start(o Options) (*Server, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/bounceproof/bounceproof/testenv/internal/box"
+	"github.com/bounceproof/bounceproof/testenv/internal/sandbox"
 	"github.com/bounceproof/bounceproof/testenv/internal/suite"
 )
 
@@ -24,14 +24,14 @@ const Superuser = "postgres"
 type Server struct {
 	version string
 	name    string // its cluster_name, by which it is told from a stranger on the same port
-	box     *box.Box
-	log     *box.Log
+	sandbox *sandbox.Sandbox
+	log     *sandbox.Log
 
 	mu   sync.Mutex // guards proc, and is held while the server starts or stops
-	proc *box.Process
+	proc *sandbox.Process
 }
 
-// launch opens a box, makes a cluster in it and starts the server. A port that is taken meanwhile costs another try.
+// launch opens a sandbox, makes a cluster in it and starts the server. A port that is taken meanwhile costs another try.
 func launch(o Options) (*Server, error) {
 	var err error
 	for range 5 {
@@ -39,7 +39,7 @@ func launch(o Options) (*Server, error) {
 		if s, err = tryLaunch(o); err == nil {
 			return s, nil
 		}
-		if !errors.Is(err, box.ErrPortTaken) {
+		if !errors.Is(err, sandbox.ErrPortTaken) {
 			break
 		}
 	}
@@ -47,11 +47,11 @@ func launch(o Options) (*Server, error) {
 }
 
 func tryLaunch(o Options) (_ *Server, err error) {
-	b, err := box.Open(context.Background(), box.Options{Program: suite.Postgres, Version: o.Version, Durable: o.Durable})
+	b, err := sandbox.Open(context.Background(), sandbox.Options{Program: suite.Postgres, Version: o.Version, Durable: o.Durable})
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{version: o.Version, name: b.Name, box: b, log: new(box.Log)}
+	s := &Server{version: o.Version, name: b.Name, sandbox: b, log: new(sandbox.Log)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -83,10 +83,10 @@ func tryLaunch(o Options) (_ *Server, err error) {
 
 func (s *Server) startLocked(ctx context.Context) error {
 	for {
-		p, err := s.box.Start(ctx, "postgres", s.log, s.box.Bin("postgres"),
-			"-D", s.box.Path("data"),
-			"--config-file="+s.box.Path("postgresql.conf"),
-			"--hba-file="+s.box.Path("pg_hba.conf"))
+		p, err := s.sandbox.Start(ctx, "postgres", s.log, s.sandbox.Bin("postgres"),
+			"-D", s.sandbox.Path("data"),
+			"--config-file="+s.sandbox.Path("postgresql.conf"),
+			"--hba-file="+s.sandbox.Path("pg_hba.conf"))
 		if err != nil {
 			return fmt.Errorf("testenv: PostgreSQL %s: %w", s.version, err)
 		}
@@ -99,18 +99,18 @@ func (s *Server) startLocked(ctx context.Context) error {
 		said := s.log.Since(mark)
 		switch {
 		case strings.Contains(said, "Address already in use"):
-			return fmt.Errorf("testenv: PostgreSQL %s: %w", s.version, box.ErrPortTaken)
+			return fmt.Errorf("testenv: PostgreSQL %s: %w", s.version, sandbox.ErrPortTaken)
 		case strings.Contains(said, "pre-existing shared memory block") && ctx.Err() == nil:
 			// Backends of a killed postmaster are still on their way out.
 			time.Sleep(20 * time.Millisecond)
 			continue
 		}
-		return fmt.Errorf("testenv: PostgreSQL %s did not start: %w\n%s", s.version, err, box.Tail(said, 30))
+		return fmt.Errorf("testenv: PostgreSQL %s did not start: %w\n%s", s.version, err, sandbox.Tail(said, 30))
 	}
 }
 
 // awaitReady returns when the server answers, or p has ended.
-func (s *Server) awaitReady(ctx context.Context, p *box.Process) error {
+func (s *Server) awaitReady(ctx context.Context, p *sandbox.Process) error {
 	for {
 		err := s.identify(ctx)
 		if err == nil {
@@ -136,7 +136,7 @@ func (s *Server) identify(ctx context.Context) error {
 			return err
 		}
 		if name != s.name {
-			return fmt.Errorf("port %d belongs to cluster %q", s.box.Port, name)
+			return fmt.Errorf("port %d belongs to cluster %q", s.sandbox.Port, name)
 		}
 		return nil
 	})
@@ -157,7 +157,7 @@ func (s *Server) URL(database string) string {
 	u := url.URL{
 		Scheme:   "postgres",
 		User:     url.User(Superuser),
-		Host:     net.JoinHostPort(s.box.Host, strconv.Itoa(s.box.Port)),
+		Host:     net.JoinHostPort(s.sandbox.Host, strconv.Itoa(s.sandbox.Port)),
 		Path:     "/" + database,
 		RawQuery: "sslmode=disable",
 	}
@@ -168,14 +168,16 @@ func (s *Server) URL(database string) string {
 func (s *Server) Version() string { return s.version }
 
 // FullVersion returns the version as the server's binary says it, such as 15.18.
-func (s *Server) FullVersion() string { return s.box.Version }
+func (s *Server) FullVersion() string { return s.sandbox.Version }
 
 // Runtime returns "container" or "process".
-func (s *Server) Runtime() string { return s.box.Kind }
+func (s *Server) Runtime() string { return s.sandbox.Kind }
 
-// AddressFor returns the host and port at which a program in another box reaches the server. It serves package
+// AddressFor returns the host and port at which a program in another sandbox reaches the server. It serves package
 // pgbouncer.
-func (s *Server) AddressFor(peer *box.Box) (host string, port int) { return s.box.AddressFor(peer) }
+func (s *Server) AddressFor(peer *sandbox.Sandbox) (host string, port int) {
+	return s.sandbox.AddressFor(peer)
+}
 
 // Log returns what the server has logged so far.
 func (s *Server) Log() string { return s.log.String() }
@@ -246,5 +248,5 @@ func (s *Server) endLocked(signal string) error {
 func (s *Server) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	return s.box.Close(ctx)
+	return s.sandbox.Close(ctx)
 }

@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/bounceproof/bounceproof/testenv/internal/box"
 	"github.com/bounceproof/bounceproof/testenv/internal/engine"
+	"github.com/bounceproof/bounceproof/testenv/internal/sandbox"
 	"github.com/bounceproof/bounceproof/testenv/internal/suite"
 )
 
@@ -45,7 +45,7 @@ func run(clean bool) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if clean {
-		return box.SweepAll(ctx)
+		return sandbox.SweepAll(ctx)
 	}
 	return setup(ctx, os.Stdout)
 }
@@ -57,7 +57,7 @@ func setup(ctx context.Context, out io.Writer) error {
 			return err
 		}
 	} else {
-		_, _ = fmt.Fprintf(out, "setup: %v; for all versions run: %s\n", err, box.EngineRemedy())
+		_, _ = fmt.Fprintf(out, "setup: %v; for all versions run: %s\n", err, sandbox.EngineRemedy())
 	}
 	if e == nil || len(missing(ctx)) > 0 {
 		if err := install(ctx, out); err != nil {
@@ -103,7 +103,7 @@ func buildImages(ctx context.Context, out io.Writer, e *engine.Engine) error {
 func install(ctx context.Context, out io.Writer) error {
 	var packages []string
 	for p, name := range map[suite.Program]string{suite.Postgres: "postgresql", suite.PgBouncer: "pgbouncer"} {
-		if len(box.Installed(ctx, p)) == 0 {
+		if len(sandbox.Installed(ctx, p)) == 0 {
 			packages = append(packages, name)
 		}
 	}
@@ -113,7 +113,7 @@ func install(ctx context.Context, out io.Writer) error {
 	if err := aptGet(ctx, out, packages...); err != nil {
 		_, _ = fmt.Fprintf(out, "setup: %s; run: apt-get install %s\n", oneLine(err), strings.Join(packages, " "))
 	}
-	box.ForgetInstalled()
+	sandbox.ForgetInstalled()
 	return ctx.Err()
 }
 
@@ -122,7 +122,7 @@ func missing(ctx context.Context) []error {
 	var errs []error
 	for _, s := range suite.All {
 		for _, p := range []suite.Program{suite.Postgres, suite.PgBouncer} {
-			if err := box.Available(ctx, p, s.Version(p)); err != nil {
+			if err := sandbox.Available(ctx, p, s.Version(p)); err != nil {
 				errs = append(errs, err)
 			}
 		}
@@ -135,7 +135,7 @@ func report(ctx context.Context, out io.Writer) error {
 	var have []string
 	for _, s := range suite.All {
 		for _, p := range []suite.Program{suite.Postgres, suite.PgBouncer} {
-			if box.Available(ctx, p, s.Version(p)) == nil {
+			if sandbox.Available(ctx, p, s.Version(p)) == nil {
 				have = append(have, fmt.Sprintf("%s %s", p, s.Version(p)))
 			}
 		}
@@ -154,7 +154,7 @@ func report(ctx context.Context, out io.Writer) error {
 
 // brief shortens the reason for a missing version: what failed was told in full when it did.
 func brief(err error) string {
-	var missing *box.UnavailableError
+	var missing *sandbox.UnavailableError
 	if errors.As(err, &missing) {
 		const limit = 160
 		if r := []rune(missing.Reason); len(r) > limit {

@@ -22,13 +22,13 @@ import (
 
 const repository = "bounceproof-testenv"
 
-// BoxDir is an empty directory in every image. A volume that is mounted there inherits its owner and mode, a tmpfs (by
-// runc) its mode.
-const BoxDir = "/box"
+// WorkDir is an empty directory in every image, for the server that runs there. A volume that is mounted there inherits its owner and
+// mode, a tmpfs (by runc) its mode. Its path is part of the recipe, so a new one would build all images anew.
+const WorkDir = "/box"
 
 // dockerfile finishes every image, whatever its base: the directory for servers, and a shell for exec.
 const dockerfile = `FROM %s
-RUN install -d -o postgres -g postgres -m 1777 ` + BoxDir + `
+RUN install -d -o postgres -g postgres -m 1777 ` + WorkDir + `
 LABEL %s
 CMD ["sleep", "infinity"]
 `

@@ -1,4 +1,4 @@
-package box
+package sandbox
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 // buildTimeout bounds the building of an image.
 const buildTimeout = 8 * time.Minute
 
-// containerRuntime opens boxes in containers of one suite.
+// containerRuntime opens sandboxes in containers of one suite.
 type containerRuntime struct {
 	engine *engine.Engine
 	suite  suite.Suite
@@ -57,7 +57,7 @@ func rightVersion(img engine.Image, s suite.Suite, p suite.Program) error {
 // engineMarker is a file in the run's directory that tells the watchdog to look for containers.
 const engineMarker = "engine"
 
-func (c *containerRuntime) open(ctx context.Context, o Options) (*Box, error) {
+func (c *containerRuntime) open(ctx context.Context, o Options) (*Sandbox, error) {
 	img, ok := c.engine.Has(c.suite)
 	if !ok {
 		return nil, fmt.Errorf("testenv: the image of Debian %s has vanished", c.suite.Name)
@@ -69,25 +69,25 @@ func (c *containerRuntime) open(ctx context.Context, o Options) (*Box, error) {
 	if err := os.WriteFile(filepath.Join(r.dir, engineMarker), nil, 0o600); err != nil {
 		return nil, fmt.Errorf("testenv: %w", err)
 	}
-	b := &Box{
+	sb := &Sandbox{
 		Name: r.nextName(o.Program, o.Version), Kind: "container", Version: img.Version(o.Program),
-		Dir: engine.BoxDir, ListenHost: loopback, Host: loopback, bin: "/usr/sbin",
+		Dir: engine.WorkDir, ListenHost: loopback, Host: loopback, bin: "/usr/sbin",
 	}
 	if o.Program == suite.Postgres {
-		b.bin = "/usr/lib/postgresql/" + o.Version + "/bin"
+		sb.bin = "/usr/lib/postgresql/" + o.Version + "/bin"
 	}
 	if !c.engine.HostNetwork {
-		b.ListenHost, b.ListenPort = "*", containerPort
-	} else if b.ListenPort, err = freePort(); err != nil {
+		sb.ListenHost, sb.ListenPort = "*", containerPort
+	} else if sb.ListenPort, err = freePort(); err != nil {
 		return nil, err
 	}
-	b.Port = b.ListenPort
-	pl, err := c.run(ctx, b, r, img, o)
+	sb.Port = sb.ListenPort
+	pl, err := c.run(ctx, sb, r, img, o)
 	if err != nil {
-		return nil, fmt.Errorf("testenv: container %s: %w", b.Name, err)
+		return nil, fmt.Errorf("testenv: container %s: %w", sb.Name, err)
 	}
-	b.place = pl
-	return b, nil
+	sb.backend = pl
+	return sb, nil
 }
 
 // prepare builds the image if need be.
@@ -106,24 +106,24 @@ const containerPort = 5432
 
 // run starts the container that is b. Its main program only waits: servers are started in it by exec, so that one can be
 // killed and started again while its data, in memory, stays.
-func (c *containerRuntime) run(ctx context.Context, b *Box, r run, img engine.Image, o Options) (_ *container, err error) {
+func (c *containerRuntime) run(ctx context.Context, sb *Sandbox, r run, img engine.Image, o Options) (_ *container, err error) {
 	labels := map[string]string{engine.LabelRun: r.id}
-	pl := &container{client: c.engine.Pool.Client, id: b.Name}
+	pl := &container{client: c.engine.Pool.Client, id: sb.Name}
 	defer func() {
 		if err != nil {
 			_ = pl.close(context.WithoutCancel(ctx))
 		}
 	}()
 	if o.Durable {
-		_, err := c.engine.Pool.Client.CreateVolume(docker.CreateVolumeOptions{Name: b.Name, Labels: labels, Context: ctx})
+		_, err := c.engine.Pool.Client.CreateVolume(docker.CreateVolumeOptions{Name: sb.Name, Labels: labels, Context: ctx})
 		if err != nil {
 			return nil, err
 		}
-		pl.volume = b.Name
+		pl.volume = sb.Name
 	}
 	port := docker.Port(strconv.Itoa(containerPort) + "/tcp")
 	opts := &dockertest.RunOptions{
-		Name: b.Name, Repository: img.Repository, Tag: img.Tag, User: "postgres", Labels: labels,
+		Name: sb.Name, Repository: img.Repository, Tag: img.Tag, User: "postgres", Labels: labels,
 		Cmd: []string{"sleep", "infinity"},
 	}
 	if !c.engine.HostNetwork {
@@ -139,26 +139,26 @@ func (c *containerRuntime) run(ctx context.Context, b *Box, r run, img engine.Im
 			hc.PortBindings = map[docker.Port][]docker.PortBinding{port: {{HostIP: loopback}}}
 		}
 		if o.Durable {
-			hc.Mounts = []docker.HostMount{{Type: "volume", Source: pl.volume, Target: engine.BoxDir}}
+			hc.Mounts = []docker.HostMount{{Type: "volume", Source: pl.volume, Target: engine.WorkDir}}
 		} else {
 			// The layer of a container is several times slower than memory.
-			hc.Tmpfs = map[string]string{engine.BoxDir: "rw,mode=1777"}
+			hc.Tmpfs = map[string]string{engine.WorkDir: "rw,mode=1777"}
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
 	if !c.engine.HostNetwork {
-		b.private = true
-		b.address = res.Container.NetworkSettings.IPAddress
-		if b.Port, err = strconv.Atoi(res.GetPort(string(port))); err != nil {
+		sb.private = true
+		sb.address = res.Container.NetworkSettings.IPAddress
+		if sb.Port, err = strconv.Atoi(res.GetPort(string(port))); err != nil {
 			return nil, fmt.Errorf("published port: %w", err)
 		}
 	}
 	return pl, nil
 }
 
-// container is a box in a container.
+// container is a sandbox in a container.
 type container struct {
 	client *docker.Client
 	id     string
@@ -167,7 +167,7 @@ type container struct {
 
 func (c *container) write(ctx context.Context, name string, data []byte) error {
 	// Copying through the engine's API does not reach a tmpfs.
-	_, err := c.exec(ctx, io.Discard, []string{"sh", "-c", `printf %s "$1" >"$0"`, path.Join(engine.BoxDir, name), string(data)})
+	_, err := c.exec(ctx, io.Discard, []string{"sh", "-c", `printf %s "$1" >"$0"`, path.Join(engine.WorkDir, name), string(data)})
 	return err
 }
 
@@ -200,7 +200,7 @@ func (c *container) exitCode(id string) (int, error) {
 }
 
 func (c *container) start(ctx context.Context, name string, log io.Writer, argv []string) (*Process, error) {
-	pidFile := path.Join(engine.BoxDir, name+pidSuffix)
+	pidFile := path.Join(engine.WorkDir, name+pidSuffix)
 	e, err := c.client.CreateExec(docker.CreateExecOptions{
 		Container: c.id, AttachStdout: true, AttachStderr: true, Context: ctx,
 		Cmd: append([]string{"sh", "-c", `echo $$ >"$0" && exec "$@"`, pidFile}, argv...),

@@ -1,4 +1,4 @@
-package box
+package sandbox
 
 import (
 	"context"
@@ -13,12 +13,12 @@ import (
 	"github.com/bounceproof/bounceproof/testenv/internal/suite"
 )
 
-// opener opens boxes in one runtime.
+// opener opens sandboxes in one runtime.
 type opener interface {
 	// prepare makes the runtime ready for o, or says why it cannot serve it after all.
 	prepare(ctx context.Context, o Options) error
-	// open opens a box. Its error is a failure, no reason to look elsewhere.
-	open(ctx context.Context, o Options) (*Box, error)
+	// open opens a sandbox. Its error is a failure, no reason to look elsewhere.
+	open(ctx context.Context, o Options) (*Sandbox, error)
 }
 
 // find lists the runtimes that may provide o, best first, or says why there is none. Containers come first, so that all
@@ -52,9 +52,9 @@ func find(ctx context.Context, o Options) ([]opener, error) {
 	return found, nil
 }
 
-// open opens a box in the first runtime that can. A container may turn out not to be possible only when its image
+// open opens a sandbox in the first runtime that can. A container may turn out not to be possible only when its image
 // is built.
-func open(ctx context.Context, o Options) (*Box, error) {
+func open(ctx context.Context, o Options) (*Sandbox, error) {
 	runtimes, err := find(ctx, o)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package box
+package sandbox
 
 // RunDir returns the directory of this process's run, whose name ends with its id.
 func RunDir() (string, error) {

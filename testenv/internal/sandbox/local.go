@@ -1,4 +1,4 @@
-package box
+package sandbox
 
 import (
 	"context"
@@ -118,7 +118,7 @@ func ForgetInstalled() {
 func (local) prepare(context.Context, Options) error { return nil }
 
 // open makes a directory for the server, owned by the user it will run as.
-func (l local) open(_ context.Context, o Options) (*Box, error) {
+func (l local) open(_ context.Context, o Options) (*Sandbox, error) {
 	r, err := currentRun()
 	if err != nil {
 		return nil, err
@@ -145,17 +145,17 @@ func (l local) open(_ context.Context, o Options) (*Box, error) {
 	if err := user.own(dir); err != nil {
 		return nil, fmt.Errorf("testenv: %w", err)
 	}
-	return &Box{
+	return &Sandbox{
 		Name: name, Kind: "process", Version: l.version, Dir: dir, bin: l.bin,
 		ListenHost: loopback, ListenPort: port,
 		Host: loopback, Port: port,
-		place: &processes{dir: dir, user: user},
+		backend: &processes{dir: dir, user: user},
 	}, nil
 }
 
 const loopback = "127.0.0.1"
 
-// processes runs a box's programs on this machine.
+// processes runs a sandbox's programs on this machine.
 type processes struct {
 	dir  string
 	user account

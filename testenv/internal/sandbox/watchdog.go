@@ -1,4 +1,4 @@
-package box
+package sandbox
 
 import (
 	"context"
@@ -126,7 +126,7 @@ func commandLine(ctx context.Context, pid int) string {
 }
 
 // Sweep removes what this process has opened, at once and with its errors; without it the watchdog does so when the
-// process has ended. No box may be used or opened afterwards.
+// process has ended. No sandbox may be used or opened afterwards.
 func Sweep() error {
 	r, err := currentRun()
 	if err != nil {

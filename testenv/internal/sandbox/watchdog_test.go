@@ -1,6 +1,6 @@
 //go:build unix
 
-package box_test
+package sandbox_test
 
 import (
 	"bufio"
@@ -18,8 +18,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/ory/dockertest/v3/docker"
 
-	"github.com/bounceproof/bounceproof/testenv/internal/box"
 	"github.com/bounceproof/bounceproof/testenv/internal/engine"
+	"github.com/bounceproof/bounceproof/testenv/internal/sandbox"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
@@ -39,7 +39,7 @@ func child(how string) {
 	tb := standIn{}
 	s := postgres.Start(tb, postgres.Options{Dedicated: true, Durable: how == "exit"})
 	b := pgbouncer.Start(tb, s, pgbouncer.Options{})
-	dir, err := box.RunDir()
+	dir, err := sandbox.RunDir()
 	if err != nil {
 		tb.Fatalf("%v", err)
 	}
@@ -101,7 +101,7 @@ func testEnd(t *testing.T, runtime, how string) {
 		t.Fatal(err)
 	}
 	direct, pooled, dir := awaitServers(t, stdout)
-	id := strings.TrimPrefix(filepath.Base(dir), box.RunPrefix)
+	id := strings.TrimPrefix(filepath.Base(dir), sandbox.RunPrefix)
 
 	// The control: all is there while the child lives.
 	for _, url := range []string{direct, pooled} {
@@ -168,7 +168,7 @@ func leftovers(t *testing.T, id, dir, direct, pooled string) string {
 	if ping(t.Context(), pooled) == nil {
 		return "PgBouncer at " + pooled
 	}
-	for _, d := range []string{dir, filepath.Join(box.DiskDir, filepath.Base(dir))} {
+	for _, d := range []string{dir, filepath.Join(sandbox.DiskDir, filepath.Base(dir))} {
 		if _, err := os.Stat(d); err == nil {
 			return "the directory " + d
 		}

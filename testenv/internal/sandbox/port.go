@@ -1,4 +1,4 @@
-package box
+package sandbox
 
 import (
 	"context"
@@ -16,7 +16,7 @@ const (
 )
 
 // freePort returns a port of the loopback address on which nothing listens. Another process may take it before the
-// caller does: callers try again with a new box.
+// caller does: callers try again with a new sandbox.
 func freePort() (int, error) {
 	var last error
 	for range 100 {
