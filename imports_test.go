@@ -201,7 +201,7 @@ func TestImportCheckFindsWrongEdges(t *testing.T) {
 		"outbox":            {"executor", "prepare", "internal/backoff"},
 		"cmd/bounceproof":   {"executor", "outbox", "testenv/pgbouncer", "testing"},
 		"testenv/pgbouncer": {"testenv/postgres"},
-		"testenv/postgres":  {dockertest, "testenv/internal/box"},
+		"testenv/postgres":  {dockertest, "testenv/internal/sandbox"},
 	}
 	if got := synthetic(right).violations(); len(got) > 0 {
 		t.Errorf("right edges are called wrong: %q", got)

@@ -262,7 +262,7 @@ func (d *demo) measure(ctx context.Context, r *row) error {
 	if err != nil {
 		return err
 	}
-	t, err := readTruth(ctx, auditor)
+	t, err := readStored(ctx, auditor)
 	if err != nil {
 		r.outcome = nil
 		return fmt.Errorf("audit: %w", err)

@@ -28,8 +28,8 @@ func checkf(ok bool, format string, args ...any) check {
 	return check{ok, fmt.Sprintf(format, args...)}
 }
 
-// truth is what the database says after a run, read on a direct connection with nothing of this library in between.
-type truth struct {
+// stored is what the database holds after a run, read on a direct connection with nothing of this library in between.
+type stored struct {
 	events    map[int64]string // the log: keys by sequence number
 	order     map[string][]int64
 	accounts  map[int]movement // balance and version as they are now
@@ -51,8 +51,8 @@ left join outbox.tick b on b.id = c.to_tick
 where not pg_visible_in_snapshot(e.xid, a.snapshot)
 and (b.id is null or e.seq > c.pos or not pg_visible_in_snapshot(e.xid, b.snapshot))`
 
-func readTruth(ctx context.Context, conn *pgx.Conn) (*truth, error) {
-	t := &truth{events: map[int64]string{}, order: map[string][]int64{}, accounts: map[int]movement{}}
+func readStored(ctx context.Context, conn *pgx.Conn) (*stored, error) {
+	t := &stored{events: map[int64]string{}, order: map[string][]int64{}, accounts: map[int]movement{}}
 	rows, err := conn.Query(ctx, "select seq, coalesce(key, '') from outbox.event order by seq")
 	if err != nil {
 		return nil, err
@@ -84,7 +84,7 @@ func readTruth(ctx context.Context, conn *pgx.Conn) (*truth, error) {
 }
 
 // readCounters adds what PgBouncer itself has counted for a database. Versions before 1.24 do not count these.
-func (t *truth) readCounters(stats []map[string]string, database string) error {
+func (t *stored) readCounters(stats []map[string]string, database string) error {
 	for _, row := range stats {
 		if row["database"] != database || row["total_server_parse_count"] == "" {
 			continue
@@ -103,7 +103,7 @@ func (t *truth) readCounters(stats []map[string]string, database string) error {
 }
 
 // audit compares what a run did with what the database says.
-func audit(o *outcome, t *truth) []check {
+func audit(o *outcome, t *stored) []check {
 	seen := map[int64]int{}
 	sums := map[int]movement{}
 	order := map[string][]int64{}
@@ -134,9 +134,9 @@ func audit(o *outcome, t *truth) []check {
 		checkf(o.committed > 0 && len(t.events) == o.committed,
 			"%s transactions committed, %s events in the log", thousands(o.committed), thousands(len(t.events))),
 		checkf(missing == 0 && unknown == 0 && t.undone == 0,
-			"every event delivered and recorded as delivered%s", complaint(
+			"every event delivered and recorded as delivered%s", nonZero(
 				missing, "missing", unknown, "that nobody published", int(t.undone), "not recorded")),
-		checkf(twice == 0, "none delivered twice%s", complaint(twice, "repeated")),
+		checkf(twice == 0, "none delivered twice%s", nonZero(twice, "repeated")),
 		inOrder(order, versions, t.order),
 		agree(sums, t.accounts),
 	}
@@ -155,7 +155,7 @@ func inOrder(order, versions, log map[string][]int64) check {
 			bad++
 		}
 	}
-	return checkf(bad == 0 && len(log) > 0, "%d keys delivered in the order of their commits%s", len(log), complaint(bad, "not in order"))
+	return checkf(bad == 0 && len(log) > 0, "%d keys delivered in the order of their commits%s", len(log), nonZero(bad, "not in order"))
 }
 
 // agree checks the business rows against the sums of what was delivered.
@@ -166,11 +166,11 @@ func agree(sums, accounts map[int]movement) check {
 			bad++
 		}
 	}
-	return checkf(bad == 0 && len(accounts) > 0, "%d business rows agree with the events%s", len(accounts), complaint(bad, "do not"))
+	return checkf(bad == 0 && len(accounts) > 0, "%d business rows agree with the events%s", len(accounts), nonZero(bad, "do not"))
 }
 
-// complaint lists the counts that are not zero.
-func complaint(pairs ...any) string {
+// nonZero lists the counts that are not zero.
+func nonZero(pairs ...any) string {
 	var said []string
 	for i := 0; i < len(pairs); i += 2 {
 		if n, _ := pairs[i].(int); n > 0 {
@@ -202,7 +202,7 @@ func strategyOf(s executor.Stats) fallback.Strategy {
 }
 
 // auditStatements checks what the executor says about statements, where possible against PgBouncer's own counters.
-func auditStatements(r *row, o *outcome, t *truth, logged []record) []check {
+func auditStatements(r *row, o *outcome, t *stored, logged []record) []check {
 	checks := []check{checkf(o.failures == 0, "%s%s", some(o.failures, "failure"), first(o.firstErr))}
 	if r.named {
 		n := parsesPerExecution(o.stats)

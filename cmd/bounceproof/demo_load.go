@@ -139,13 +139,13 @@ func (l *load) pool(ctx context.Context) (*pgxpool.Pool, error) {
 }
 
 func (l *load) work(ctx context.Context, ex *executor.Executor, store *outbox.Store, sub *outbox.Subscription, out *outcome) error {
-	book := &book{progress: &l.delivered, moved: make(chan struct{}, 1)}
+	deliveries := &deliveryLog{progress: &l.delivered, moved: make(chan struct{}, 1)}
 	dispatching, stop := context.WithCancel(ctx)
 	defer stop()
 	var dispatchers errgroup.Group
 	var all []*outbox.Dispatcher
 	for range demoDispatchers {
-		d, err := outbox.NewDispatcher(sub, outbox.HandlerFunc(book.handle), outbox.DispatcherConfig{PageSize: 250})
+		d, err := outbox.NewDispatcher(sub, outbox.HandlerFunc(deliveries.handle), outbox.DispatcherConfig{PageSize: 250})
 		if err != nil {
 			return err
 		}
@@ -159,7 +159,7 @@ func (l *load) work(ctx context.Context, ex *executor.Executor, store *outbox.St
 	start := time.Now()
 	l.publish(ctx, ex, store, out)
 	out.publishing = time.Since(start)
-	book.await(dispatching, out.committed)
+	deliveries.await(dispatching, out.committed)
 	stop()
 	if err := dispatchers.Wait(); err != nil {
 		out.fail(fmt.Errorf("dispatcher: %w", err))
@@ -171,7 +171,7 @@ func (l *load) work(ctx context.Context, ex *executor.Executor, store *outbox.St
 		out.dispatch.Ticks += s.Ticks
 	}
 	out.failures += int(out.dispatch.Retries)
-	out.deliveries, out.delivering = book.all, book.last.Sub(start)
+	out.deliveries, out.delivering = deliveries.all, deliveries.last.Sub(start)
 	return ctx.Err()
 }
 
@@ -240,8 +240,8 @@ func (o *outcome) fail(err error) {
 	}
 }
 
-// book is the handler: it writes down what it gets.
-type book struct {
+// deliveryLog is the handler: it writes down what it gets.
+type deliveryLog struct {
 	progress *atomic.Int64
 	moved    chan struct{} // capacity 1: something was delivered
 
@@ -250,7 +250,7 @@ type book struct {
 	last time.Time
 }
 
-func (b *book) handle(_ context.Context, d outbox.Delivery) error {
+func (b *deliveryLog) handle(_ context.Context, d outbox.Delivery) error {
 	got := delivered{seq: d.Seq, key: d.Key, attempt: d.Attempt}
 	if err := json.Unmarshal(d.Payload, &got.movement); err != nil {
 		return err
@@ -269,7 +269,7 @@ func (b *book) handle(_ context.Context, d outbox.Delivery) error {
 
 // await returns when n deliveries came, when none came for a long time, or when ctx is done. What is missing is for the audit
 // to say.
-func (b *book) await(ctx context.Context, n int) {
+func (b *deliveryLog) await(ctx context.Context, n int) {
 	stalled := time.NewTimer(patience)
 	defer stalled.Stop()
 	for b.progress.Load() < int64(n) {

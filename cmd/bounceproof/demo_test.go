@@ -75,7 +75,7 @@ func TestDemoStopsInOrder(t *testing.T) {
 }
 
 // perfect is what a run of two keyed events and one without a key looks like, and what the database says then.
-func perfect() (*outcome, *truth) {
+func perfect() (*outcome, *stored) {
 	o := &outcome{
 		committed: 4,
 		deliveries: []delivered{
@@ -87,7 +87,7 @@ func perfect() (*outcome, *truth) {
 		stats: executor.Stats{Named: 100, Parses: 2},
 		total: executor.Stats{Named: 110, Unprepared: 3, Parses: 7},
 	}
-	t := &truth{
+	t := &stored{
 		events: map[int64]string{1: "account-0", 2: "account-1", 3: "account-0", 4: ""},
 		order:  map[string][]int64{"account-0": {1, 3}, "account-1": {2}},
 		accounts: map[int]movement{
@@ -100,7 +100,7 @@ func perfect() (*outcome, *truth) {
 }
 
 // failing returns the checks that do not hold.
-func failing(o *outcome, tr *truth, logged ...record) []string {
+func failing(o *outcome, tr *stored, logged ...record) []string {
 	r := &row{named: true}
 	var texts []string
 	for _, c := range append(audit(o, tr), auditStatements(r, o, tr, logged)...) {
@@ -119,26 +119,26 @@ func TestAuditFindsEveryFault(t *testing.T) {
 	}
 	var logged []record
 	for name, test := range map[string]struct {
-		spoil func(o *outcome, tr *truth)
+		spoil func(o *outcome, tr *stored)
 		want  string
 	}{
-		"nothing was done":        {func(o *outcome, tr *truth) { *o, *tr = outcome{}, truth{} }, "transactions committed"},
-		"a commit left no event":  {func(o *outcome, _ *truth) { o.committed++ }, "4 events in the log"},
-		"an event was lost":       {func(o *outcome, _ *truth) { o.deliveries = o.deliveries[1:] }, "1 missing"},
-		"an event was invented":   {func(o *outcome, _ *truth) { o.deliveries[1].seq = 99 }, "1 that nobody published"},
-		"a key was changed":       {func(o *outcome, _ *truth) { o.deliveries[1].key = "account-9" }, "1 that nobody published"},
-		"progress was lost":       {func(_ *outcome, tr *truth) { tr.undone = 1 }, "1 not recorded"},
-		"one came twice":          {func(o *outcome, _ *truth) { o.deliveries = append(o.deliveries, o.deliveries[1]) }, "1 repeated"},
-		"two of a key swapped":    {func(o *outcome, _ *truth) { slices.Reverse(o.deliveries) }, "1 not in order"},
-		"seq not in commit order": {func(o *outcome, _ *truth) { o.deliveries[0].Version, o.deliveries[3].Version = 2, 1 }, "1 not in order"},
-		"a balance is wrong":      {func(_ *outcome, tr *truth) { tr.accounts[2] = movement{Account: 2, Amount: 1} }, "1 do not"},
-		"a version is wrong":      {func(_ *outcome, tr *truth) { tr.accounts[2] = movement{Account: 2, Version: 1} }, "1 do not"},
-		"a transaction failed":    {func(o *outcome, _ *truth) { o.fail(errors.New("boom")) }, "1 failure, the first: boom"},
-		"statements were parsed":  {func(o *outcome, _ *truth) { o.stats.Parses = 5 }, "0.0500 statements parsed"},
-		"servers parsed":          {func(_ *outcome, tr *truth) { tr.forwarded = 6 }, "total_server_parse_count"},
-		"parses were not counted": {func(o *outcome, _ *truth) { o.total.Parses = 30 }, "28 parses of a name"},
-		"binds were not counted":  {func(_ *outcome, tr *truth) { tr.binds = 90 }, "counts 90"},
-		"a warning too many":      {func(*outcome, *truth) { logged = []record{{level: slog.LevelWarn}} }, "1 warning instead of 0"},
+		"nothing was done":        {func(o *outcome, tr *stored) { *o, *tr = outcome{}, stored{} }, "transactions committed"},
+		"a commit left no event":  {func(o *outcome, _ *stored) { o.committed++ }, "4 events in the log"},
+		"an event was lost":       {func(o *outcome, _ *stored) { o.deliveries = o.deliveries[1:] }, "1 missing"},
+		"an event was invented":   {func(o *outcome, _ *stored) { o.deliveries[1].seq = 99 }, "1 that nobody published"},
+		"a key was changed":       {func(o *outcome, _ *stored) { o.deliveries[1].key = "account-9" }, "1 that nobody published"},
+		"progress was lost":       {func(_ *outcome, tr *stored) { tr.undone = 1 }, "1 not recorded"},
+		"one came twice":          {func(o *outcome, _ *stored) { o.deliveries = append(o.deliveries, o.deliveries[1]) }, "1 repeated"},
+		"two of a key swapped":    {func(o *outcome, _ *stored) { slices.Reverse(o.deliveries) }, "1 not in order"},
+		"seq not in commit order": {func(o *outcome, _ *stored) { o.deliveries[0].Version, o.deliveries[3].Version = 2, 1 }, "1 not in order"},
+		"a balance is wrong":      {func(_ *outcome, tr *stored) { tr.accounts[2] = movement{Account: 2, Amount: 1} }, "1 do not"},
+		"a version is wrong":      {func(_ *outcome, tr *stored) { tr.accounts[2] = movement{Account: 2, Version: 1} }, "1 do not"},
+		"a transaction failed":    {func(o *outcome, _ *stored) { o.fail(errors.New("boom")) }, "1 failure, the first: boom"},
+		"statements were parsed":  {func(o *outcome, _ *stored) { o.stats.Parses = 5 }, "0.0500 statements parsed"},
+		"servers parsed":          {func(_ *outcome, tr *stored) { tr.forwarded = 6 }, "total_server_parse_count"},
+		"parses were not counted": {func(o *outcome, _ *stored) { o.total.Parses = 30 }, "28 parses of a name"},
+		"binds were not counted":  {func(_ *outcome, tr *stored) { tr.binds = 90 }, "counts 90"},
+		"a warning too many":      {func(*outcome, *stored) { logged = []record{{level: slog.LevelWarn}} }, "1 warning instead of 0"},
 	} {
 		o, tr := perfect()
 		logged = nil

@@ -183,7 +183,7 @@ func (d *diagnosis) connect(ctx context.Context, ex *executor.Executor, cc pgcon
 		Summary: top.String(), Pooler: string(top.Pooler), Mode: top.Mode.String(), Tracks: top.Tracks, Evidence: top.Evidence,
 	}
 	d.Strategies = &strategies{Auto: strategyUnder(executor.Auto, top), Shared: strategyUnder(executor.Shared, top)}
-	d.judge(top)
+	d.checkTopology(top)
 	return nil
 }
 
@@ -194,8 +194,8 @@ func strategyUnder(policy executor.PreparedStatements, top fallback.Topology) st
 
 const oldestServer = 130000
 
-// judge says what could be better about the connection.
-func (d *diagnosis) judge(top fallback.Topology) {
+// checkTopology says what could be better about the connection.
+func (d *diagnosis) checkTopology(top fallback.Topology) {
 	if d.Server.number < oldestServer {
 		d.find(problem, "PostgreSQL before 13 has no snapshots that the outbox can store", "use PostgreSQL 13 or newer for the outbox")
 	}
@@ -271,7 +271,7 @@ func (d *diagnosis) listen(ctx context.Context, pool *pgxpool.Pool) {
 	s := awaitProof(ctx, l)
 	stop()
 	<-ended
-	d.heard(s)
+	d.checkListening(s)
 }
 
 // awaitProof returns the listener's first verdict.
@@ -290,8 +290,8 @@ func awaitProof(ctx context.Context, l *notify.Listener) notify.Status {
 	}
 }
 
-// heard takes down what the listener found.
-func (d *diagnosis) heard(s notify.Status) {
+// checkListening takes down what the listener found.
+func (d *diagnosis) checkListening(s notify.Status) {
 	d.Listen = &listening{State: s.State.String(), Reason: s.Reason}
 	switch s.State {
 	case notify.Proven:

@@ -118,7 +118,7 @@ func TestDoctorReadsTheEnvironment(t *testing.T) {
 func TestDoctorOnAStandby(t *testing.T) {
 	t.Parallel()
 	d := &diagnosis{OK: true, Server: &server{number: 120000, Standby: true}}
-	d.judge(fallback.Topology{Pooler: fallback.PoolerNone, Mode: fallback.ModeDirect})
+	d.checkTopology(fallback.Topology{Pooler: fallback.PoolerNone, Mode: fallback.ModeDirect})
 	if len(d.Findings) != 2 || d.Findings[0].Severity != problem || d.Findings[1].Severity != note {
 		t.Errorf("%+v", d.Findings)
 	}
