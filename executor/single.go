@@ -104,16 +104,23 @@ func (x *single) execUntraced(ctx context.Context) (pgconn.CommandTag, error) {
 
 // query runs the call up to its first row and gives the single back. What failed is in the rows, which are closed then.
 func (x *single) query(ctx context.Context) *rows {
-	r := x.s.newRows()
-	r.conn = x.s.c.Conn()
-	x.r = r
-	err := x.queryInto(ctx, r)
-	r.pooled = x.own.s.pooled
-	*x = single{}
+	r, err := x.start(ctx)
 	if err != nil {
 		r.fail(err)
 	}
 	return r
+}
+
+func (x *single) start(ctx context.Context) (r *rows, err error) {
+	r = x.s.newRows()
+	r.conn = x.s.c.Conn()
+	x.r = r
+	// Also when something of the caller's panics; and before the rows release the connection, see release.
+	defer func() {
+		r.pooled = x.own.s.pooled
+		*x = single{}
+	}()
+	return r, x.queryInto(ctx, r)
 }
 
 func (x *single) queryInto(ctx context.Context, r *rows) (err error) {
