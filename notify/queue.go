@@ -10,16 +10,31 @@ const (
 	maxQueueChannels = 10_000
 )
 
-// note is one notification that waits to be sent.
+// note is one notification that waits to be sent. Calls of Notify for the same channel and payload become one note, and
+// so do all those of a channel that has too many payloads.
 type note struct {
 	channel, payload string
-	send             bool      // goes to the server; false when it already rode in a transaction
+	send             bool      // goes to the server; false when a publisher's transaction carried it already
 	wake             bool      // wakes this process's subscribers when it goes out, not when it came in
-	at               time.Time // when it came in, first
-	again            time.Time // when it came in last, if more than once
+	call             uint64    // number of the oldest call that it stands for
+	first, last      time.Time // when the oldest and the latest call came in
 }
 
 func (n *note) cost() int { return len(n.channel) + len(n.payload) + 64 }
+
+// join makes n stand for the calls of o too. When the latest call came in must survive every merge: a note of a
+// transaction is sent a window after it, and not before.
+func (n *note) join(o note) {
+	n.send = n.send || o.send
+	n.wake = n.wake || o.wake
+	n.call = min(n.call, o.call)
+	if o.first.Before(n.first) {
+		n.first = o.first
+	}
+	if o.last.After(n.last) {
+		n.last = o.last
+	}
+}
 
 // added says what became of a note.
 type added int8
@@ -59,10 +74,7 @@ func (q *queue) add(n note) added {
 		n.payload = ""
 	}
 	if i, ok := q.index[noteKey{n.channel, n.payload}]; ok {
-		old := &q.notes[i]
-		old.send = old.send || n.send
-		old.wake = old.wake || n.wake
-		old.again = n.at
+		q.notes[i].join(n)
 		return addedMerged
 	}
 	count := q.count[n.channel]
@@ -89,15 +101,10 @@ func (q *queue) merge(n note) {
 	old := q.notes
 	q.reset()
 	for _, o := range old {
-		if o.channel != n.channel {
+		if o.channel == n.channel {
+			n.join(o)
+		} else {
 			q.push(o)
-			continue
-		}
-		n.send = n.send || o.send
-		n.wake = n.wake || o.wake
-		n.again = n.at
-		if o.at.Before(n.at) {
-			n.at = o.at
 		}
 	}
 	n.payload = ""
@@ -111,6 +118,18 @@ func (q *queue) take() []note {
 	q.reset()
 	clear(q.merged)
 	return notes
+}
+
+// earliest returns when the first call came in of those that wait. The order of the notes does not tell: a note that was
+// merged is behind others that came later.
+func (q *queue) earliest() time.Time {
+	var t time.Time
+	for i, n := range q.notes {
+		if i == 0 || n.first.Before(t) {
+			t = n.first
+		}
+	}
+	return t
 }
 
 // reset forgets the notes but not which channels are merged. It leaves the old slice to its holder.

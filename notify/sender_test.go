@@ -440,42 +440,6 @@ func TestFailureIsRetriedMergedCountedAndLoggedOnce(t *testing.T) {
 	})
 }
 
-// One text that this database cannot represent must not keep all other notifications from going out, for ever.
-func TestUnrepresentableTextDoesNotBlockTheRest(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		db := newFakeDB()
-		db.hook = func(_ context.Context, n int) error {
-			db.mu.Lock()
-			defer db.mu.Unlock()
-			for _, note := range db.seen[n-1].notes {
-				if strings.Contains(note, "☃") {
-					return &pgconn.PgError{Code: "22P05"}
-				}
-			}
-			return nil
-		}
-		s := newSender(t, db, notify.SenderConfig{})
-		notifyAll(t, s, "a", "1", "☃")
-		notifyAll(t, s, "☃", "")
-		notifyAll(t, s, "b", "1")
-		time.Sleep(time.Minute)
-		got := db.statements()
-		if len(got) > 3 {
-			t.Fatalf("%d statements", len(got))
-		}
-		notifyAll(t, s, "b", "2")
-		time.Sleep(time.Minute)
-		got = db.statements()
-		if diff := cmp.Diff([]string{"b 2"}, got[len(got)-1].notes); diff != "" {
-			t.Error(diff)
-		}
-		if st := s.Stats(); st.Dropped == 0 || st.Pending != 0 {
-			t.Errorf("stats %+v", st)
-		}
-	})
-}
-
 func TestFlushWaitsForWhatWasAcceptedBefore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -652,12 +616,83 @@ func TestSenderConfigIsChecked(t *testing.T) {
 		"Window":     {Window: time.Microsecond},
 		"MaxPayload": {MaxPayload: 8000},
 		"MaxPending": {MaxPending: -1},
-		"RetryMax":   {RetryMax: -1},
 	} {
 		if _, err := notify.NewSender(newFakeDB(), cfg); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
+}
+
+func TestNegativeDurationsMeanOff(t *testing.T) {
+	t.Parallel()
+	t.Run("Window", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			db, tx := newFakeDB(), newFakeDB()
+			db.hook = func(context.Context, int) error { time.Sleep(2 * time.Millisecond); return nil }
+			s := newSender(t, db, notify.SenderConfig{Window: -1, MaxStretch: -1})
+			notifyAll(t, s, "a", "1")
+			synctest.Wait() // under way
+			notifyAll(t, s, "a", "2", "3", "2")
+			time.Sleep(time.Second)
+			if diff := cmp.Diff([]int64{0, 2}, db.times()); diff != "" {
+				t.Errorf("what came in during a statement did not go out by the next, at once: %s", diff)
+			}
+			for range 3 {
+				if err := s.NotifyTx(t.Context(), tx, "a", "4"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := len(tx.statements()); n != 3 || s.Stats().InTx != 3 {
+				t.Errorf("%d of 3 transactions carry their notification", n)
+			}
+			// A transaction still has time to commit before subscribers look.
+			woken := make(chan time.Duration, 1)
+			start := time.Now()
+			s.Subscribe("b", func(string) { woken <- time.Since(start) })
+			if err := s.NotifyTx(t.Context(), tx, "b", ""); err != nil {
+				t.Fatal(err)
+			}
+			if after := <-woken; after != 10*time.Millisecond {
+				t.Errorf("woken after %v", after)
+			}
+		})
+	})
+	t.Run("RetryMax", func(t *testing.T) {
+		t.Parallel()
+		for window, want := range map[time.Duration][]int64{0: {0, 10, 20, 30}, -1: {0, 1, 2, 3}} {
+			synctest.Test(t, func(t *testing.T) {
+				db := newFakeDB()
+				db.hook = func(_ context.Context, n int) error {
+					if n < 4 {
+						return errors.New("down")
+					}
+					return nil
+				}
+				s := newSender(t, db, notify.SenderConfig{Window: window, RetryMax: -1})
+				notifyAll(t, s, "a", "1")
+				time.Sleep(time.Second)
+				if diff := cmp.Diff(want, db.times()); diff != "" {
+					t.Errorf("window %v: %s", window, diff)
+				}
+			})
+		}
+	})
+	t.Run("Timeout", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			db := newFakeDB()
+			db.hook = func(ctx context.Context, _ int) error {
+				if _, ok := ctx.Deadline(); ok {
+					t.Error("there is a deadline")
+				}
+				return nil
+			}
+			s := newSender(t, db, notify.SenderConfig{Timeout: -1})
+			notifyAll(t, s, "a", "1")
+			time.Sleep(time.Second)
+		})
+	})
 }
 
 func TestTransactionNotifiesInsideOncePerWindowAndTrailsOutside(t *testing.T) {
@@ -798,6 +833,72 @@ func TestMergedNotificationsAreSentIfOneOfThemIsDue(t *testing.T) {
 		if got := db.statements(); len(got) == 0 || got[0].notes[0] != "a " || got[0].at != 19*time.Millisecond {
 			t.Errorf("statements %+v, want the empty payload a window after it came in", got)
 		}
+	})
+}
+
+// A note that many became is due a window after the last of them, not after the first.
+func TestMergedNotificationsKeepTheLatestTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, tx := newFakeDB(), newFakeDB()
+		s := newSender(t, db, notify.SenderConfig{MaxPending: 2})
+		_ = s.NotifyTx(t.Context(), tx, "a", "inside")
+		for _, payload := range []string{"1", "2", "3"} { // the third finds the channel full
+			time.Sleep(2 * time.Millisecond)
+			_ = s.NotifyTx(t.Context(), tx, "a", payload)
+		}
+		time.Sleep(2 * time.Millisecond) // and one more is merged into the empty payload
+		_ = s.NotifyTx(t.Context(), tx, "a", "4")
+		time.Sleep(time.Second)
+		if st := s.Stats(); len(tx.statements()) != 1 || st.Collapsed != 1 {
+			t.Fatalf("stats %+v: nothing is shown", st)
+		}
+		if diff := cmp.Diff([]int64{12, 22}, db.times()); diff != "" {
+			t.Errorf("want statements a window after the first one and after the last one: %s", diff)
+		}
+		for _, st := range db.statements() {
+			if diff := cmp.Diff([]string{"a "}, st.notes); diff != "" {
+				t.Error(diff)
+			}
+		}
+	})
+}
+
+// A note that was merged stands behind others that came later, and does not wait for them.
+func TestMergedNotificationIsNotLate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, tx := newFakeDB(), newFakeDB()
+		s := newSender(t, db, notify.SenderConfig{MaxPending: 1})
+		_ = s.NotifyTx(t.Context(), tx, "a", "inside")
+		time.Sleep(time.Millisecond)
+		_ = s.NotifyTx(t.Context(), tx, "a", "1")
+		time.Sleep(5 * time.Millisecond)
+		_ = s.NotifyTx(t.Context(), tx, "b", "1")
+		_ = s.NotifyTx(t.Context(), tx, "a", "2") // merged with the first, and now behind b
+		time.Sleep(time.Second)
+		if got := db.statements(); got[0].at != 11*time.Millisecond || got[0].notes[0] != "a " {
+			t.Errorf("statements %+v, want the first at 11ms", got)
+		}
+	})
+}
+
+// Subscribers of the process do not need the server.
+func TestTransactionNotificationWakesSubscribersWhateverTheServerDoes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, tx := newFakeDB(), newFakeDB()
+		db.hook = func(context.Context, int) error { return errors.New("down") }
+		s := newSender(t, db, notify.SenderConfig{})
+		var woken []string
+		s.Subscribe("a", func(p string) { woken = append(woken, p) })
+		_ = s.NotifyTx(t.Context(), tx, "a", "inside")
+		_ = s.NotifyTx(t.Context(), tx, "a", "outside")
+		time.Sleep(time.Minute)
+		if diff := cmp.Diff([]string{"inside", "outside"}, woken); diff != "" {
+			t.Error(diff)
+		}
+		_ = s.Close(t.Context())
 	})
 }
 

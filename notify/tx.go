@@ -13,8 +13,8 @@ const txNotifySQL = `select pg_catalog.pg_notify($1, $2) where pg_catalog.pg_not
 
 // NotifyTx announces payload on channel from a transaction whose commit this package cannot see. At most once in a
 // window it notifies inside tx, so PostgreSQL announces it with the commit; all others in the window are announced by a
-// statement outside, no earlier than a window after the call, which presumes that tx has committed by then. When tx takes
-// longer, readers find out at their next poll: whoever knows when tx commits calls [Sender.Notify] then, which is also
+// statement outside, no earlier than a window after the call, which presumes that tx has committed by then. (Without a
+// window all notify inside tx, and the wait is 10ms.) When tx takes longer, readers find out at their next poll: whoever knows when tx commits calls [Sender.Notify] then, which is also
 // cheaper for the cluster.
 //
 // Subscribers of this process are woken a window after the call. An error of the statement inside tx is returned, for it
@@ -29,9 +29,9 @@ func (s *Sender) NotifyTx(ctx context.Context, tx Execer, channel, payload strin
 		s.mu.Unlock()
 		return ErrClosed
 	}
-	n := note{channel: channel, payload: payload, send: true, wake: true, at: now}
+	n := note{channel: channel, payload: payload, send: true, wake: true}
 	if now.Sub(s.lastTx) < s.cfg.Window {
-		s.acceptLocked(&s.deferred, n)
+		s.acceptLocked(&s.deferred, n, now)
 		s.mu.Unlock()
 		return nil
 	}
@@ -47,17 +47,17 @@ func (s *Sender) NotifyTx(ctx context.Context, tx Execer, channel, payload strin
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n.at = time.Now()
 	n.send = tag.RowsAffected() == 0 // the queue is half full: leave it to the statement outside
 	if !n.send {
 		s.stats.InTx++
-		if len(s.subs[channel]) == 0 {
-			s.stats.Accepted++
-			return nil
+	}
+	if s.closed || !n.send && len(s.subs[channel]) == 0 {
+		s.stats.Accepted++
+		if n.send {
+			s.stats.Dropped++ // closed meanwhile
 		}
+		return nil
 	}
-	if !s.closed {
-		s.acceptLocked(&s.deferred, n)
-	}
+	s.acceptLocked(&s.deferred, n, time.Now())
 	return nil
 }
