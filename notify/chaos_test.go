@@ -3,7 +3,6 @@ package notify_test
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"os"
 	"sync"
@@ -13,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/bounceproof/bounceproof/internal/await"
+	"github.com/bounceproof/bounceproof/internal/logrec"
 	"github.com/bounceproof/bounceproof/notify"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
@@ -68,12 +69,12 @@ func TestNothingIsLostWhileConnectionsDie(t *testing.T) {
 	proxy, swallowed := newProxy(t, db.URL)
 
 	sender := newSender(t, pooled, notify.SenderConfig{})
-	log := &lines{}
+	log := &logrec.Recorder{}
 	cfg := notify.ListenerConfig{
-		Heartbeat: time.Second, HeartbeatTimeout: time.Second, Reprove: time.Second,
+		Heartbeat: time.Second, HeartbeatTimeout: 2 * time.Second, Reprove: time.Second,
 		ReconnectMin: 200 * time.Millisecond, ReconnectMax: 2 * time.Second,
 		ProvenPollInterval: -1, // so that what is seen while proven was notified
-		Logger:             slog.New(slog.NewTextHandler(log, nil)),
+		Logger:             log.Logger(),
 	}
 	var followers []*follower
 	follow := func(name string, pool notify.Pool, change func(*notify.ListenerConfig)) {
@@ -99,12 +100,13 @@ func TestNothingIsLostWhileConnectionsDie(t *testing.T) {
 		if f.name[0] == 't' {
 			want = notify.Isolated
 		}
-		until(t, 10*time.Second, f.name+" to be "+want.String(), func() bool { return f.State() == want })
+		await.True(t, f.name+" to be "+want.String(), func() bool { return f.State() == want })
 	}
 
 	// The disorder.
-	ctx, cancel := context.WithTimeout(t.Context(), lasts)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	began := time.Now()
 	var wg sync.WaitGroup
 	var killed atomic.Int64
 	var kills [4]atomic.Int64
@@ -163,17 +165,26 @@ func TestNothingIsLostWhileConnectionsDie(t *testing.T) {
 			}
 		})
 	}
+	// It lasts its time, and on a slow machine until something has been shown.
+	for ; time.Since(began) < lasts; time.Sleep(50 * time.Millisecond) {
+	}
+	await.True(t, "every kind of loss, twice, everybody's, and 200 events", func() bool {
+		for _, f := range followers {
+			if f.name[0] != 't' && f.Status().Losses == 0 {
+				return false
+			}
+		}
+		return kills[0].Load() > 1 && kills[1].Load() > 1 && kills[2].Load() > 1 && published.Load() > 200
+	})
+	cancel()
 	wg.Wait()
 	end := time.Now()
 	var newest int64
 	if err := direct.QueryRow(t.Context(), `select max(id) from news`).Scan(&newest); err != nil {
 		t.Fatal(err)
 	}
-	if published.Load() < 1000 {
-		t.Errorf("only %d events were published", published.Load())
-	}
 	for _, f := range followers {
-		until(t, 10*time.Second, fmt.Sprintf("%s (%v) to see the last event", f.name, f.Status()), func() bool { return f.seen.Load() == newest })
+		await.True(t, fmt.Sprintf("%s (%v) to see the last event", f.name, f.Status()), func() bool { return f.seen.Load() == newest })
 	}
 	t.Logf("%d events, %d statements of the sender; all seen %v after the last; %d backends terminated, %d times swallowed, %d SIGKILL, %d KILL",
 		published.Load(), sender.Stats().Statements, time.Since(end), killed.Load(), kills[1].Load(), kills[2].Load()-kills[3].Load(), kills[3].Load())
@@ -181,19 +192,11 @@ func TestNothingIsLostWhileConnectionsDie(t *testing.T) {
 		st := f.Status()
 		t.Logf("%-14s notified %4d polled %3d resynced %3d; connections %3d lost %3d; news first seen by notification %d times", f.name,
 			f.kinds[notify.Notified].Load(), f.kinds[notify.Polled].Load(), f.kinds[notify.Resynced].Load(), st.Connects, st.Losses, f.proven.Load())
-		if f.name[0] != 't' && st.Losses == 0 {
-			t.Errorf("%s never lost its connection: nothing is shown", f.name)
-		}
-	}
-	for i, what := range []string{"terminated", "swallowed", "killed"} {
-		if kills[i].Load() < 2 {
-			t.Errorf("connections were %s only %d times", what, kills[i].Load())
-		}
 	}
 	if err := sender.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if sender.Stats().Statements > int64(100*(lasts.Seconds()+1)) {
-		t.Errorf("%d statements in %v", sender.Stats().Statements, lasts)
+	if took := time.Since(began); sender.Stats().Statements > int64(took/(10*time.Millisecond))+1 {
+		t.Errorf("%d statements in %v", sender.Stats().Statements, took)
 	}
 }

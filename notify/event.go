@@ -43,8 +43,8 @@ type Event struct {
 }
 
 // Handler handles the events of one channel. Calls for one channel are serial; those of different channels run side by
-// side. A slow handler delays nobody else: while it runs, what arrives for its channel is merged, bounded and without
-// losing the last word (a payload that arrives during the call for the same payload is delivered once more).
+// side. A slow handler delays nobody else: while it runs, what arrives for its channel waits, each payload once and not more
+// than MaxPending. A payload that arrives during the call for the same payload is delivered once more.
 //
 // ctx is done when the listener's Run is told to stop; Run waits for the handler to return.
 type Handler interface {

@@ -33,7 +33,7 @@ func (e *LimitError) Error() string {
 // CheckChannel returns a *[LimitError] for a channel name that is empty, longer than [MaxChannel] bytes, or not text.
 // Any other name is good, upper case and spaces included: this package always quotes.
 func CheckChannel(channel string) error {
-	reason := unfit(channel)
+	reason := notText(channel)
 	switch {
 	case channel == "":
 		reason = "is empty"
@@ -53,7 +53,7 @@ func CheckChannel(channel string) error {
 func CheckPayload(channel, payload string) error { return checkPayload(channel, payload, MaxPayload) }
 
 func checkPayload(channel, payload string, limit int) error {
-	reason := unfit(payload)
+	reason := notText(payload)
 	if len(payload) > limit {
 		reason = "is too long"
 	}
@@ -66,9 +66,9 @@ func checkPayload(channel, payload string, limit int) error {
 	}
 }
 
-// unfit finds what would make the server refuse the whole statement (22021) and with it the notifications of every other
+// notText finds what would make the server refuse the whole statement (22021) and with it the notifications of every other
 // channel in it. Checked here, the fault stays with its caller.
-func unfit(s string) string {
+func notText(s string) string {
 	switch {
 	case strings.IndexByte(s, 0) >= 0:
 		return "contains a zero byte"

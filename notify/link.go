@@ -2,7 +2,6 @@ package notify
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -24,13 +23,12 @@ type link struct {
 	cfg    ListenerConfig
 	retry  backoff.Policy
 	slot   *puddle.Pool[*session]
+	state  tracker
 
 	mu        sync.Mutex         // guards what follows; no I/O under it
 	listeners map[*Listener]bool // who runs, and whether it has been resynced on this connection
 	interrupt context.CancelFunc // ends the wait of the loop
 	pending   bool               // an interrupt that found no wait
-	status    Status
-	changed   chan struct{} // closed and replaced with the state
 }
 
 func newLink(pool Pool, direct *pgx.ConnConfig, cfg ListenerConfig) *link {
@@ -44,11 +42,15 @@ func newLink(pool Pool, direct *pgx.ConnConfig, cfg ListenerConfig) *link {
 	if err != nil {
 		panic("bug: " + err.Error())
 	}
+	remedy := "set ListenerConfig.Direct to a session connection: the server itself, or a pool in session mode"
+	if direct != nil {
+		remedy = "let ListenerConfig.Direct lead to the same server and database as the pool, by a session connection"
+	}
 	return &link{
 		pool: pool, direct: direct, cfg: cfg, slot: slot,
 		retry:     backoff.Policy{Base: cfg.ReconnectMin, Max: cfg.ReconnectMax},
+		state:     tracker{logger: cfg.Logger, poll: cfg.PollInterval, remedy: remedy, changed: make(chan struct{})},
 		listeners: make(map[*Listener]bool),
-		changed:   make(chan struct{}),
 	}
 }
 
@@ -100,7 +102,7 @@ func (k *link) detach(l *Listener) {
 		res.ReleaseUnused()
 		k.mu.Lock()
 		if len(k.listeners) == 0 {
-			k.setLocked(Unknown, "")
+			k.state.stopped()
 		}
 		k.mu.Unlock()
 	}
@@ -115,14 +117,14 @@ func (k *link) open(ctx context.Context, s *session) {
 	refused := k.establish(ctx, s)
 	switch {
 	case ctx.Err() != nil:
-		k.dismiss(s) // half established at best: whoever goes on starts over
+		k.endSession(s) // half established at best: whoever goes on starts over
 	case refused != nil:
 		s.wait = k.retry.Delay(s.attempt)
 		if refused.settled {
 			s.wait = backoff.Spread(k.cfg.Reprove, 0.2)
 		}
-		k.set(refused.state, refused.reason, refused.err)
-		k.dismiss(s)
+		k.state.set(refused.state, refused.reason, refused.err)
+		k.endSession(s)
 	}
 }
 
@@ -135,19 +137,16 @@ func (k *link) pause(ctx context.Context, d time.Duration) error {
 
 func (k *link) lost(s *session, err error) {
 	if time.Since(s.opened) > k.cfg.ReconnectMax {
-		s.attempt = 0 // a connection that lived is not part of a series of failures
+		s.attempt = 0 // a connection that lasted is not part of a series of failures
 	}
 	s.attempt++
 	s.wait = k.retry.Delay(s.attempt)
-	k.mu.Lock()
-	k.status.Losses++
-	k.mu.Unlock()
-	k.set(Disconnected, "connection lost", err)
-	k.dismiss(s)
+	k.state.lost(err)
+	k.endSession(s)
 }
 
-// dismiss ends a connection, after the state has been told: saying goodbye may take a while.
-func (k *link) dismiss(s *session) {
+// endSession closes a connection, after the state was set, for it may take a while.
+func (k *link) endSession(s *session) {
 	if s.conn != nil {
 		k.unlisten(s)
 		s.close()
@@ -172,68 +171,4 @@ func (k *link) interruptLocked() {
 		k.interrupt()
 	}
 	k.pending = true
-}
-
-// watch returns the state and a channel that is closed when it changes.
-func (k *link) watch() (State, <-chan struct{}) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.status.State, k.changed
-}
-
-func (k *link) snapshot() Status {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.status
-}
-
-func (k *link) setLocked(state State, reason string) (was State) {
-	was = k.status.State
-	k.status.Reason = reason
-	if was == state {
-		return was
-	}
-	k.status.State, k.status.Since = state, time.Now()
-	close(k.changed)
-	k.changed = make(chan struct{})
-	return was
-}
-
-// set changes the state, and says so once.
-func (k *link) set(state State, reason string, err error) {
-	full := reason
-	if err != nil {
-		full = reason + ": " + err.Error()
-	}
-	k.mu.Lock()
-	was := k.setLocked(state, full)
-	k.mu.Unlock()
-	if was == state {
-		return
-	}
-	attrs := []slog.Attr{slog.String("state", state.String()), slog.String("was", was.String())}
-	if reason != "" {
-		attrs = append(attrs, slog.String("reason", reason))
-	}
-	if err != nil {
-		attrs = append(attrs, slog.Any("error", err))
-	}
-	level, msg := slog.LevelInfo, "notify: notifications are proven to arrive"
-	switch state {
-	case Isolated:
-		level, msg = slog.LevelWarn, "notify: notifications do not arrive, polling instead"
-		attrs = append(attrs, slog.Duration("poll", k.cfg.PollInterval), slog.String("remedy", k.remedy()))
-	case Disconnected:
-		level, msg = slog.LevelWarn, "notify: listener is disconnected, polling until it is back"
-		attrs = append(attrs, slog.Duration("poll", k.cfg.PollInterval))
-	case Proven, Unknown:
-	}
-	k.cfg.Logger.LogAttrs(context.Background(), level, msg, attrs...)
-}
-
-func (k *link) remedy() string {
-	if k.direct == nil {
-		return "set ListenerConfig.Direct to a session connection: the server itself, or a pool in session mode"
-	}
-	return "let ListenerConfig.Direct lead to the same server and database as the pool, by a session connection"
 }

@@ -2,6 +2,7 @@ package notify
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -13,6 +14,9 @@ import (
 	"github.com/bounceproof/bounceproof/internal/backoff"
 )
 
+// ErrRunning is returned by [Listener.Run] while another call of it runs. Use errors.Is.
+var ErrRunning = errors.New("notify: listener is running already")
+
 // Pool is what a [Listener] needs of a pool; *pgxpool.Pool is one. Config tells how to connect (the pool's own
 // connections are never borrowed for listening); Exec sends the notes by which delivery is proven: from another session,
 // on the path that publishers use.
@@ -22,7 +26,7 @@ type Pool interface {
 }
 
 // ListenerConfig configures a [Listener]. The zero value is good for a pool that connects to the server itself or to a
-// pooler in session mode.
+// pooler in session mode. A duration of 0 means the default, and a negative one off where that has a meaning.
 type ListenerConfig struct {
 	// Direct is the connection string of a session connection: to the server itself, or to a pooler in session mode. Set
 	// it when the pool goes through a pooler in transaction mode, where LISTEN cannot work. The pool's BeforeConnect is
@@ -39,11 +43,14 @@ type ListenerConfig struct {
 
 	// Heartbeat is the longest time between two proofs of delivery and HeartbeatTimeout how long one may take, so their
 	// sum bounds how long a dead connection goes unnoticed. HeartbeatTimeout also bounds how long a new connection may
-	// take to be proven or found isolated. Default to 10s and 5s.
+	// take to be proven or found isolated. Default to 10s and 5s. A negative Heartbeat means that delivery is proven once a
+	// connection (and when another listener takes it over), and that a dead one is noticed when its socket fails, if it
+	// ever does. HeartbeatTimeout must not be negative: without it nothing could be found isolated.
 	Heartbeat, HeartbeatTimeout time.Duration
 
 	// ReconnectMin and ReconnectMax bound the exponential backoff, with full jitter, between attempts to connect. Default
-	// to 1s, so that the first attempts of many processes are spread over a second, and 10s.
+	// to 1s, so that the first attempts of many processes are spread over a second, and 10s. They must not be negative: a
+	// server that is down would be asked without a pause.
 	ReconnectMin, ReconnectMax time.Duration
 
 	// Reprove is the mean time between two attempts to listen while isolated. Defaults to 30s; negative means never again.
@@ -70,7 +77,7 @@ func (c ListenerConfig) resolve() (ListenerConfig, error) {
 	}{
 		{"PollInterval", &c.PollInterval, time.Second, true},
 		{"ProvenPollInterval", &c.ProvenPollInterval, 5 * time.Second, true},
-		{"Heartbeat", &c.Heartbeat, 10 * time.Second, false},
+		{"Heartbeat", &c.Heartbeat, 10 * time.Second, true},
 		{"HeartbeatTimeout", &c.HeartbeatTimeout, 5 * time.Second, false},
 		{"ReconnectMin", &c.ReconnectMin, time.Second, false},
 		{"ReconnectMax", &c.ReconnectMax, max(10*time.Second, c.ReconnectMin), false},
@@ -107,7 +114,7 @@ type Listener struct {
 	cfg  ListenerConfig
 	link *link
 
-	boxes   map[string]*mailbox
+	inboxes map[string]*inbox
 	mu      sync.Mutex // guards what follows
 	ran     bool
 	running bool
@@ -116,7 +123,7 @@ type Listener struct {
 // NewListener returns a Listener without handlers. It starts nothing and does no I/O. The error is about cfg alone.
 func NewListener(pool Pool, cfg ListenerConfig) (*Listener, error) {
 	if pool == nil {
-		panic("notify: NewListener without a Pool")
+		panic("notify: NewListener: nil pool")
 	}
 	cfg, err := cfg.resolve()
 	if err != nil {
@@ -128,14 +135,14 @@ func NewListener(pool Pool, cfg ListenerConfig) (*Listener, error) {
 			return nil, fmt.Errorf("notify: configure listener: Direct: %w", err)
 		}
 	}
-	return &Listener{cfg: cfg, link: newLink(pool, direct, cfg), boxes: make(map[string]*mailbox)}, nil
+	return &Listener{cfg: cfg, link: newLink(pool, direct, cfg), inboxes: make(map[string]*inbox)}, nil
 }
 
 // Share returns a Listener without handlers that has the configuration of l and uses the same connection. Each is run by
 // itself; the connection is open while at least one of them runs, and is handed from one to the next without being
 // closed.
 func (l *Listener) Share() *Listener {
-	return &Listener{cfg: l.cfg, link: l.link, boxes: make(map[string]*mailbox)}
+	return &Listener{cfg: l.cfg, link: l.link, inboxes: make(map[string]*inbox)}
 }
 
 // Handle registers the handler of a channel. It panics when called after Run, twice for one channel, without a handler,
@@ -144,28 +151,28 @@ func (l *Listener) Handle(channel string, h Handler) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h == nil {
-		panic("notify: Handle without a handler for channel " + channel)
+		panic("notify: Handle: nil handler for channel " + channel)
 	}
 	if err := CheckChannel(channel); err != nil {
 		panic(err.Error())
 	}
 	if l.ran {
-		panic("notify: Handle after Run for channel " + channel)
+		panic("notify: Handle: called after Run, for channel " + channel)
 	}
-	if l.boxes[channel] != nil {
-		panic("notify: second handler for channel " + channel)
+	if l.inboxes[channel] != nil {
+		panic("notify: Handle: second handler for channel " + channel)
 	}
-	l.boxes[channel] = newMailbox(channel, h, l.cfg.MaxPending)
+	l.inboxes[channel] = newInbox(channel, h, l.cfg.MaxPending)
 }
 
 // Run connects, listens and calls the handlers until ctx is done, and returns nil then, when the last handler has
 // returned. Nothing that goes wrong on the way makes it return: it reconnects, or polls. It may be run again afterwards;
-// it panics while it is running already.
+// while it is running already it returns [ErrRunning].
 func (l *Listener) Run(ctx context.Context) error {
 	l.mu.Lock()
 	if l.running {
 		l.mu.Unlock()
-		panic("notify: Run while the listener is running")
+		return ErrRunning
 	}
 	l.ran, l.running = true, true
 	l.mu.Unlock()
@@ -178,20 +185,20 @@ func (l *Listener) Run(ctx context.Context) error {
 	defer l.subscribe()()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, box := range l.boxes {
-		wg.Go(func() { box.run(ctx) })
+	for _, in := range l.inboxes {
+		wg.Go(func() { in.run(ctx) })
 	}
 	wg.Go(func() { l.poll(ctx) })
 	l.link.serve(ctx, l)
 	return nil
 }
 
-// subscribe takes what this process's own Sender says, if there is one.
+// subscribe has this process's own Sender put its notifications into the inboxes, if there is one.
 func (l *Listener) subscribe() (cancel func()) {
 	var cancels []func()
 	if l.cfg.Sender != nil {
-		for channel, box := range l.boxes {
-			cancels = append(cancels, l.cfg.Sender.Subscribe(channel, func(payload string) { box.put(Notified, payload) }))
+		for channel, in := range l.inboxes {
+			cancels = append(cancels, l.cfg.Sender.Subscribe(channel, func(payload string) { in.put(Notified, payload) }))
 		}
 	}
 	return func() {
@@ -201,14 +208,14 @@ func (l *Listener) subscribe() (cancel func()) {
 	}
 }
 
-// poll leaves Polled events in all mailboxes, at the pace of the link's state.
+// poll leaves Polled events in all inboxes, at the pace of the link's state.
 func (l *Listener) poll(ctx context.Context) {
 	last := time.Now()
 	draw := func(d time.Duration) time.Duration { return backoff.Spread(d, 0.2) }
 	// The first wait is drawn from the whole interval: processes that start together must not poll together.
 	first := backoff.Policy{Base: max(l.cfg.PollInterval, 0)}.Delay(1)
 	for {
-		state, changed := l.link.watch()
+		state, changed := l.link.state.watch()
 		interval := l.cfg.PollInterval
 		if state == Proven {
 			interval = l.cfg.ProvenPollInterval
@@ -229,8 +236,8 @@ func (l *Listener) poll(ctx context.Context) {
 		case <-tick:
 			first = 0
 			last = time.Now()
-			for _, box := range l.boxes {
-				box.put(Polled, "")
+			for _, in := range l.inboxes {
+				in.put(Polled, "")
 			}
 		}
 		if timer != nil {
@@ -244,7 +251,7 @@ func (l *Listener) poll(ctx context.Context) {
 
 // State returns what is known about delivery now.
 func (l *Listener) State() State {
-	state, _ := l.link.watch()
+	state, _ := l.link.state.watch()
 	return state
 }
 
@@ -252,4 +259,4 @@ func (l *Listener) State() State {
 func (l *Listener) Healthy() bool { return l.State() == Proven }
 
 // Status returns a snapshot of the state, its reason and the counters.
-func (l *Listener) Status() Status { return l.link.snapshot() }
+func (l *Listener) Status() Status { return l.link.state.snapshot() }

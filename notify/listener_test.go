@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/bounceproof/bounceproof/internal/await"
+	"github.com/bounceproof/bounceproof/internal/logrec"
 	"github.com/bounceproof/bounceproof/notify"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
@@ -31,19 +33,6 @@ func newPool(t *testing.T, url string) *pgxpool.Pool {
 	}
 	t.Cleanup(pool.Close)
 	return pool
-}
-
-// until polls for a condition, for real servers tell nobody when they have done something.
-func until(t *testing.T, limit time.Duration, what string, ok func() bool) time.Duration {
-	t.Helper()
-	start := time.Now()
-	for !ok() {
-		if time.Since(start) > limit {
-			t.Fatalf("not within %v: %s", limit, what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	return time.Since(start)
 }
 
 // recorder is a handler that remembers.
@@ -78,39 +67,19 @@ func (r *recorder) heard(payload string) bool {
 	return r.count(func(e notify.Event) bool { return e.Kind == notify.Notified && e.Payload == payload }) > 0
 }
 
-// lines is a log, safe to read while it is written to.
-type lines struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func (l *lines) count(s string) int { return strings.Count(l.String(), s) }
-
 // listening is a running listener with one recorder on channel "news".
 type listening struct {
 	*notify.Listener
 	*recorder
-	log  *lines
+	log  *logrec.Recorder
 	stop func()
 }
 
 func listen(t *testing.T, pool notify.Pool, cfg notify.ListenerConfig) *listening {
 	t.Helper()
-	l := &listening{recorder: &recorder{}, log: &lines{}}
+	l := &listening{recorder: &recorder{}, log: &logrec.Recorder{}}
 	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.NewTextHandler(l.log, nil))
+		cfg.Logger = l.log.Logger()
 	}
 	var err error
 	if l.Listener, err = notify.NewListener(pool, cfg); err != nil {
@@ -120,7 +89,7 @@ func listen(t *testing.T, pool notify.Pool, cfg notify.ListenerConfig) *listenin
 	l.stop = run(t, l.Listener)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("%+v\n%.2000s", l.Status(), l.log)
+			t.Logf("%+v\n%.2000s", l.Status(), l.log.All())
 		}
 	})
 	return l
@@ -142,9 +111,23 @@ func run(t *testing.T, l *notify.Listener) (stop func()) {
 	return stop
 }
 
-func (l *listening) await(t *testing.T, limit time.Duration, state notify.State) time.Duration {
+func (l *listening) await(t *testing.T, state notify.State) {
 	t.Helper()
-	return until(t, limit, fmt.Sprintf("state %v (it is %v)", state, l.State()), func() bool { return l.State() == state })
+	await.True(t, fmt.Sprintf("state %v (it is %v)", state, l.State()), func() bool { return l.State() == state })
+}
+
+func (l *listening) warnings() int     { return len(l.log.At(slog.LevelWarn)) }
+func (l *listening) informations() int { return len(l.log.At(slog.LevelInfo)) }
+
+// steady is for tests in which the server hears and says everything: nothing is polled, and a busy machine does not cost
+// the connection.
+var steady = notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1, HeartbeatTimeout: time.Minute}
+
+// steadyBy is steady by a session connection.
+func steadyBy(direct string) notify.ListenerConfig {
+	cfg := steady
+	cfg.Direct = direct
+	return cfg
 }
 
 func publish(t *testing.T, pool notify.Execer, payload string) {
@@ -154,12 +137,12 @@ func publish(t *testing.T, pool notify.Execer, payload string) {
 	}
 }
 
-// healthy shows that the listener hears what others say.
+// mustHear shows that the listener hears what others say.
 func (l *listening) mustHear(t *testing.T, pool notify.Execer) {
 	t.Helper()
 	payload := fmt.Sprint("hello ", time.Now().UnixNano())
 	publish(t, pool, payload)
-	until(t, 2*time.Second, "a notification", func() bool { return l.heard(payload) })
+	await.True(t, "a notification", func() bool { return l.heard(payload) })
 }
 
 func everyPostgres(t *testing.T, f func(t *testing.T, s *postgres.Server)) {
@@ -187,14 +170,14 @@ func TestDirectConnectionIsProvenAndHears(t *testing.T) {
 	t.Parallel()
 	everyPostgres(t, func(t *testing.T, s *postgres.Server) {
 		pool := newPool(t, s.NewDatabase(t).URL)
-		l := listen(t, pool, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1})
-		took := l.await(t, 5*time.Second, notify.Proven)
-		until(t, time.Second, "a resync", func() bool { return l.kinds(notify.Resynced) == 1 })
+		l := listen(t, pool, steady)
+		l.await(t, notify.Proven)
+		await.True(t, "a resync", func() bool { return l.kinds(notify.Resynced) == 1 })
 		l.mustHear(t, pool)
 		if st := l.Status(); st.Pooled || st.Proofs != 1 || st.Reason != "" || !l.Healthy() {
 			t.Errorf("status %+v", st)
 		}
-		t.Logf("proven after %v, the note took %v", took, l.Status().ProofTime)
+		t.Logf("the note took %v", l.Status().ProofTime)
 		l.stop()
 		if l.State() != notify.Unknown {
 			t.Errorf("state after Run is %v", l.State())
@@ -206,7 +189,7 @@ func TestDirectConnectionIsProvenAndHears(t *testing.T) {
 // mustNobodyListen shows that no connection of a listener is left.
 func mustNobodyListen(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	until(t, 2*time.Second, "the listening connection to be gone", func() bool {
+	await.True(t, "the listening connection to be gone", func() bool {
 		var n int
 		if err := pool.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and query like 'listen%'`).Scan(&n); err != nil {
 			t.Fatal(err)
@@ -220,13 +203,12 @@ func TestSessionModeIsProvenAndHears(t *testing.T) {
 	everyPgBouncer(t, []string{"session"}, func(t *testing.T, s *postgres.Server, b *pgbouncer.Bouncer) {
 		db := s.NewDatabase(t)
 		pool := newPool(t, b.URL(db.Name))
-		l := listen(t, pool, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1})
-		took := l.await(t, 5*time.Second, notify.Proven)
+		l := listen(t, pool, steady)
+		l.await(t, notify.Proven)
 		l.mustHear(t, pool)
 		if st := l.Status(); !st.Pooled {
 			t.Errorf("status %+v, want Pooled", st)
 		}
-		t.Logf("proven after %v", took)
 	})
 }
 
@@ -240,19 +222,19 @@ func TestTransactionModeIsIsolatedAndPolled(t *testing.T) {
 				if traffic == "busy" {
 					keepBusy(t, b.URL(db.Name), 8)
 				}
-				l := listen(t, pool, notify.ListenerConfig{PollInterval: 100 * time.Millisecond, Reprove: 300 * time.Millisecond})
-				took := l.await(t, 5*time.Second, notify.Isolated)
-				t.Logf("isolated after %v: %s", took, l.Status().Reason)
+				l := listen(t, pool, notify.ListenerConfig{PollInterval: 100 * time.Millisecond, Reprove: 300 * time.Millisecond, HeartbeatTimeout: 20 * time.Second})
+				l.await(t, notify.Isolated)
+				t.Log(l.Status().Reason)
 				publish(t, pool, "unheard")
 				before := l.kinds(notify.Polled)
-				until(t, 2*time.Second, "polling", func() bool { return l.kinds(notify.Polled) >= before+5 })
+				await.True(t, "polling", func() bool { return l.kinds(notify.Polled) >= before+5 })
 				// It tried several times meanwhile.
-				until(t, 10*time.Second, "more attempts", func() bool { return l.Status().Connects >= 4 })
+				await.True(t, "more attempts", func() bool { return l.Status().Connects >= 4 })
 				if st := l.Status(); st.Proofs != 0 || l.kinds(notify.Resynced) != 0 || l.Healthy() {
 					t.Errorf("it claims health: %+v", st)
 				}
-				if n := l.log.count("level=WARN"); n != 1 || l.log.count("Direct") != 1 {
-					t.Errorf("%d warnings, want one that names the remedy:\n%s", n, l.log)
+				if n := l.warnings(); n != 1 || !strings.Contains(l.log.All(), "Direct") {
+					t.Errorf("%d warnings, want one that names the remedy:\n%s", n, l.log.All())
 				}
 				l.stop()
 				mustNotPollute(t, b.URL(db.Name))
@@ -286,19 +268,17 @@ func keepBusy(t *testing.T, url string, n int) {
 func mustNotPollute(t *testing.T, url string) {
 	t.Helper()
 	const servers = 4 // pgbouncer.Options.PoolSize
+	var conns []*pgx.Conn
+	for range servers {
+		conns = append(conns, mustConnect(t, url))
+	}
 	servant := make(chan string, servers)
 	var wg sync.WaitGroup
-	for range servers {
+	for _, conn := range conns {
 		wg.Go(func() {
-			conn, err := pgx.Connect(t.Context(), url)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer conn.Close(context.Background())
 			var pid string
 			var channels int
-			err = conn.QueryRow(t.Context(), `select pg_backend_pid()::text, (select count(*) from pg_listening_channels()) from pg_sleep(0.3)`,
+			err := conn.QueryRow(t.Context(), `select pg_backend_pid()::text, (select count(*) from pg_listening_channels()) from pg_sleep(1)`,
 				pgx.QueryExecModeSimpleProtocol).Scan(&pid, &channels)
 			if err != nil || channels != 0 {
 				t.Errorf("server connection %s listens to %d channels (%v)", pid, channels, err)
@@ -315,6 +295,9 @@ func mustNotPollute(t *testing.T, url string) {
 	if len(distinct) < 2 {
 		t.Errorf("only %d server connections were looked at", len(distinct))
 	}
+	for _, conn := range conns {
+		_ = conn.Close(t.Context())
+	}
 }
 
 func TestDirectSessionBesideATransactionPool(t *testing.T) {
@@ -322,8 +305,8 @@ func TestDirectSessionBesideATransactionPool(t *testing.T) {
 	everyPgBouncer(t, []string{"transaction"}, func(t *testing.T, s *postgres.Server, b *pgbouncer.Bouncer) {
 		db := s.NewDatabase(t)
 		pool := newPool(t, b.URL(db.Name))
-		l := listen(t, pool, notify.ListenerConfig{Direct: db.URL, PollInterval: -1, ProvenPollInterval: -1})
-		l.await(t, 5*time.Second, notify.Proven)
+		l := listen(t, pool, steadyBy(db.URL))
+		l.await(t, notify.Proven)
 		l.mustHear(t, pool)
 	})
 }
@@ -334,8 +317,6 @@ func TestDirectToAnotherDatabaseIsIsolated(t *testing.T) {
 	s := postgres.Start(t, postgres.Options{})
 	pool := newPool(t, s.NewDatabase(t).URL)
 	l := listen(t, pool, notify.ListenerConfig{Direct: s.NewDatabase(t).URL, HeartbeatTimeout: time.Second})
-	l.await(t, 2*time.Second, notify.Isolated)
-	if reason := l.Status().Reason; !strings.Contains(reason, "another server or database") {
-		t.Errorf("reason %q", reason)
-	}
+	l.await(t, notify.Isolated)
+	await.True(t, "the reason", func() bool { return strings.Contains(l.Status().Reason, "another server or database") })
 }

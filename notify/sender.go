@@ -84,7 +84,7 @@ type subscriber struct{ wake func(payload string) }
 // NewSender returns a Sender that notifies through db. It starts nothing and does no I/O. The error is about cfg alone.
 func NewSender(db Execer, cfg SenderConfig) (*Sender, error) {
 	if db == nil {
-		panic("notify: NewSender without an Execer")
+		panic("notify: NewSender: nil db")
 	}
 	cfg, err := cfg.resolve()
 	if err != nil {

@@ -15,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/bounceproof/bounceproof/internal/await"
+	"github.com/bounceproof/bounceproof/internal/logrec"
 	"github.com/bounceproof/bounceproof/notify"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
@@ -41,8 +43,8 @@ func mustExec(t *testing.T, db notify.Execer, sql string, args ...any) {
 func TestSenderReachesAListenerOnEveryPath(t *testing.T) {
 	t.Parallel()
 	send := func(t *testing.T, pool *pgxpool.Pool, direct string) {
-		l := listen(t, pool, notify.ListenerConfig{Direct: direct, PollInterval: -1, ProvenPollInterval: -1})
-		l.await(t, 5*time.Second, notify.Proven)
+		l := listen(t, pool, steadyBy(direct))
+		l.await(t, notify.Proven)
 		s := newSender(t, pool, notify.SenderConfig{})
 		for i := range 20 { // over several connections and windows
 			notifyAll(t, s, "news", fmt.Sprint("n", i), fmt.Sprint(`odd ' " \ ☃ `, i))
@@ -56,7 +58,7 @@ func TestSenderReachesAListenerOnEveryPath(t *testing.T) {
 		if err := s.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		until(t, 2*time.Second, "40 notifications", func() bool { return l.kinds(notify.Notified) == 40 })
+		await.True(t, "40 notifications", func() bool { return l.kinds(notify.Notified) == 40 })
 		if st := s.Stats(); st.Failures != 0 || st.Sent < 41 {
 			t.Errorf("stats %+v", st)
 		}
@@ -85,7 +87,7 @@ func TestChannelNamesAreTakenLiterally(t *testing.T) {
 	t.Parallel()
 	s := postgres.Start(t, postgres.Options{})
 	pool := newPool(t, s.NewDatabase(t).URL)
-	l, err := notify.NewListener(pool, notify.ListenerConfig{Logger: slog.New(slog.DiscardHandler), ProvenPollInterval: -1})
+	l, err := notify.NewListener(pool, notify.ListenerConfig{Logger: slog.New(slog.DiscardHandler), ProvenPollInterval: -1, HeartbeatTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,12 +97,12 @@ func TestChannelNamesAreTakenLiterally(t *testing.T) {
 		l.Handle(name, rec)
 	}
 	run(t, l)
-	until(t, 5*time.Second, "a proof", l.Healthy)
+	await.True(t, "a proof", l.Healthy)
 	sender := newSender(t, pool, notify.SenderConfig{})
 	for _, name := range names {
 		notifyAll(t, sender, name, strings.Repeat("p", notify.MaxPayload))
 	}
-	until(t, 5*time.Second, "a notification a channel", func() bool { return rec.kinds(notify.Notified) == len(names) })
+	await.True(t, "a notification a channel", func() bool { return rec.kinds(notify.Notified) == len(names) })
 	if err := sender.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -119,12 +121,10 @@ func TestNotifyingCommitsOnARealServerAreBounded(t *testing.T) {
 
 	start := time.Now()
 	notifyAll(t, s, "news", "lone")
-	until(t, time.Second, "the statement", func() bool { return commits.n.Load() == 1 })
-	t.Logf("a lone notification was under way after %v", time.Since(start))
+	await.True(t, "the statement", func() bool { return commits.n.Load() == 1 })
 
 	var wg sync.WaitGroup
 	var published atomic.Int64
-	start = time.Now()
 	for range 8 {
 		wg.Go(func() {
 			for time.Since(start) < 2*time.Second {
@@ -132,8 +132,9 @@ func TestNotifyingCommitsOnARealServerAreBounded(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				published.Add(1)
-				_ = s.Notify("news", fmt.Sprint(published.Load()%100))
+				for range 20 { // so many that the control holds on a slow machine
+					_ = s.Notify("news", fmt.Sprint(published.Add(1)%100))
+				}
 			}
 		})
 	}
@@ -142,13 +143,12 @@ func TestNotifyingCommitsOnARealServerAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	took := time.Since(start)
-	rate := float64(commits.n.Load()) / took.Seconds()
-	t.Logf("%d commits published, %d notifying commits: %.0f a second", published.Load(), commits.n.Load(), rate)
-	if rate > 101 {
-		t.Errorf("%.1f notifying commits a second", rate)
+	t.Logf("%d notifications, %d notifying commits in %v", published.Load(), commits.n.Load(), took)
+	if limit := int64(took/(10*time.Millisecond)) + 1; commits.n.Load() > limit {
+		t.Errorf("%d notifying commits in %v, one a window is %d", commits.n.Load(), took, limit)
 	}
-	if published.Load() < 10*commits.n.Load()/2 {
-		t.Errorf("%d publishes are too few to show anything", published.Load())
+	if published.Load() < 10*commits.n.Load() {
+		t.Errorf("%d notifications are too few to show anything", published.Load())
 	}
 }
 
@@ -169,10 +169,13 @@ func TestNotifyOnlyCommitDoesNotFlush(t *testing.T) {
 	for _, v := range []string{"15", "17"} { // pg_stat_wal.wal_sync is of 14 to 17
 		t.Run(v, func(t *testing.T) {
 			t.Parallel()
-			server := postgres.Start(t, postgres.Options{Version: v, Durable: true, Dedicated: true})
+			server := postgres.Start(t, postgres.Options{
+				Version: v, Durable: true, Dedicated: true,
+				Settings: map[string]string{"wal_writer_delay": "10s"}, // its flushes are nobody's commits
+			})
 			conn := mustConnect(t, server.NewDatabase(t).URL)
 			mustExec(t, conn, `create table news (id bigint generated always as identity)`)
-			syncs := func(sql string) (delta int64) {
+			syncs := func(sql string) int64 {
 				t.Helper()
 				read := func() (n int64) {
 					if err := conn.QueryRow(t.Context(), `select wal_sync from pg_stat_wal`).Scan(&n); err != nil {
@@ -185,13 +188,10 @@ func TestNotifyOnlyCommitDoesNotFlush(t *testing.T) {
 				for range 200 {
 					mustExec(t, conn, sql)
 				}
-				// A backend reports its statistics at most once a second, and when it ends at the latest.
-				until(t, 5*time.Second, "statistics", func() bool {
-					mustExec(t, conn, `select pg_stat_clear_snapshot()`)
-					delta = read() - before
-					return delta > 0
-				})
-				return delta
+				// A backend reports its statistics at most once a second, or when told to.
+				mustExec(t, conn, `select pg_stat_force_next_flush()`)
+				mustExec(t, conn, `select pg_stat_clear_snapshot()`)
+				return read() - before
 			}
 			notifying, inserting := syncs(`select pg_notify('news', '')`), syncs(`insert into news default values`)
 			t.Logf("200 commits: %d flushes when they only notify, %d when they insert", notifying, inserting)
@@ -232,10 +232,10 @@ func TestFullQueueLeavesPublishersUntouched(t *testing.T) {
 			db := server.NewDatabase(t)
 			pool := newPool(t, db.URL)
 			mustExec(t, pool, `create table news (id bigint generated always as identity)`)
-			log := &lines{}
-			s := newSender(t, pool, notify.SenderConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
-			l := listen(t, pool, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1})
-			l.await(t, 5*time.Second, notify.Proven)
+			log := &logrec.Recorder{}
+			s := newSender(t, pool, notify.SenderConfig{Logger: log.Logger(), Timeout: time.Minute})
+			l := listen(t, pool, steady)
+			l.await(t, notify.Proven)
 			publishSome := func() (slowest time.Duration) {
 				t.Helper()
 				for i := range 200 {
@@ -257,7 +257,7 @@ func TestFullQueueLeavesPublishersUntouched(t *testing.T) {
 				t.Fatal("a notifying publisher did not fail: the queue is not full")
 			}
 			during := publishSome()
-			until(t, 5*time.Second, "a failure", func() bool { return s.Stats().Failures > 1 })
+			await.True(t, "a failure", func() bool { return s.Stats().Failures > 1 })
 			// Nor does one with a transaction of its own suffer from NotifyTx.
 			tx, err := pool.Begin(t.Context())
 			if err != nil {
@@ -275,14 +275,14 @@ func TestFullQueueLeavesPublishersUntouched(t *testing.T) {
 			}
 
 			mustExec(t, stalled, "rollback")
-			waiting, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			waiting, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if err := s.Flush(waiting); err != nil {
 				t.Fatal(err)
 			}
-			until(t, 10*time.Second, "what waited", func() bool { return l.heard("foreign") && l.heard("199") })
-			if log.count("level=WARN") != 1 || log.count("level=INFO") != 1 || !strings.Contains(log.String(), "too many notifications") {
-				t.Errorf("want one warning with the cause and one information:\n%s", log)
+			await.True(t, "what waited", func() bool { return l.heard("foreign") && l.heard("199") })
+			if len(log.At(slog.LevelWarn)) != 1 || len(log.At(slog.LevelInfo)) != 1 || !strings.Contains(log.All(), "too many notifications") {
+				t.Errorf("want one warning with the cause and one information:\n%s", log.All())
 			}
 			t.Logf("slowest of 200 publishes: %v before, %v with a full queue; %d failed statements", before, during, s.Stats().Failures)
 		})
@@ -298,8 +298,8 @@ func TestStalledListenerLeavesPublishersUntouched(t *testing.T) {
 		stalled := mustConnect(t, db.URL)
 		mustExec(t, stalled, "listen news")
 		mustExec(t, stalled, "begin; select 1")
-		l := listen(t, pool, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1})
-		l.await(t, 5*time.Second, notify.Proven)
+		l := listen(t, pool, steady)
+		l.await(t, notify.Proven)
 		s := newSender(t, pool, notify.SenderConfig{})
 		for i := range 300 {
 			mustExec(t, pool, `select 1`)
@@ -308,7 +308,7 @@ func TestStalledListenerLeavesPublishersUntouched(t *testing.T) {
 		if err := s.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		until(t, 5*time.Second, "300 notifications", func() bool { return l.kinds(notify.Notified) == 300 })
+		await.True(t, "300 notifications", func() bool { return l.kinds(notify.Notified) == 300 })
 	})
 }
 
@@ -317,8 +317,8 @@ func TestForeignTransactions(t *testing.T) {
 	everyPostgres(t, func(t *testing.T, server *postgres.Server) {
 		pool := newPool(t, server.NewDatabase(t).URL)
 		mustExec(t, pool, `create table news (id bigint generated always as identity)`)
-		l := listen(t, pool, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1})
-		l.await(t, 5*time.Second, notify.Proven)
+		l := listen(t, pool, steady)
+		l.await(t, notify.Proven)
 		s := newSender(t, pool, notify.SenderConfig{})
 		in := func(commit bool, payload string) {
 			t.Helper()
@@ -346,7 +346,7 @@ func TestForeignTransactions(t *testing.T) {
 		for i := range 50 {
 			in(true, fmt.Sprint(i))
 		}
-		until(t, 2*time.Second, "50 notifications", func() bool {
+		await.True(t, "50 notifications", func() bool {
 			for i := range 50 {
 				if !l.heard(fmt.Sprint(i)) {
 					return false
@@ -368,15 +368,16 @@ func TestForeignTransactions(t *testing.T) {
 	})
 }
 
-// Fifty listeners whose server restarts: when they come back is read off the server, not off their clocks.
-func TestFleetReconnectsSpreadOut(t *testing.T) {
+// Fifty listeners whose server restarts. That they spread over time is TestReconnectsAreSpread's; here it is logged, from the
+// server's clock.
+func TestAllListenersComeBackAfterARestart(t *testing.T) {
 	t.Parallel()
 	server := postgres.Start(t, postgres.Options{Dedicated: true})
 	db := server.NewDatabase(t)
 	pool := newPool(t, db.URL)
-	const fleet = 50
+	const many = 50
 	var all []*notify.Listener
-	for range fleet {
+	for range many {
 		l, err := notify.NewListener(pool, notify.ListenerConfig{Logger: slog.New(slog.DiscardHandler), ProvenPollInterval: -1})
 		if err != nil {
 			t.Fatal(err)
@@ -386,7 +387,7 @@ func TestFleetReconnectsSpreadOut(t *testing.T) {
 		all = append(all, l)
 	}
 	healthy := func() bool { return !slices.ContainsFunc(all, func(l *notify.Listener) bool { return !l.Healthy() }) }
-	until(t, 20*time.Second, "50 proofs", healthy)
+	await.True(t, "50 proofs", healthy)
 	arrivals := func() (ms []int64) {
 		t.Helper()
 		rows, err := pool.Query(t.Context(), `select (extract(epoch from backend_start) * 1000)::bigint from pg_stat_activity
@@ -411,18 +412,17 @@ func TestFleetReconnectsSpreadOut(t *testing.T) {
 	}
 	first := arrivals()
 	server.Restart(t)
-	until(t, 5*time.Second, "the loss to be noticed", func() bool { return !healthy() })
-	until(t, 30*time.Second, "50 proofs again", healthy)
+	await.True(t, "the losses to be noticed", func() bool {
+		return !slices.ContainsFunc(all, func(l *notify.Listener) bool { return l.Status().Losses == 0 })
+	})
+	await.True(t, "50 proofs again", healthy)
 	pool.Reset()
 	again := arrivals()
-	if len(again) != fleet {
-		t.Fatalf("%d listening connections, want %d", len(again), fleet)
+	if len(again) != many {
+		t.Fatalf("%d listening connections, want %d", len(again), many)
 	}
-	spread := time.Duration(again[fleet-1]-again[0]) * time.Millisecond
+	spread := time.Duration(again[many-1]-again[0]) * time.Millisecond
 	t.Logf("started together: at most %d in 100ms; after the restart: over %v, at most %d in 100ms", busiest(first), spread, busiest(again))
-	if spread < time.Second/2 || busiest(again) > fleet*2/5 {
-		t.Errorf("50 listeners came back over %v, %d of them within 100ms", spread, busiest(again))
-	}
 }
 
 func TestSwallowedConnectionIsReplaced(t *testing.T) {
@@ -434,22 +434,20 @@ func TestSwallowedConnectionIsReplaced(t *testing.T) {
 	cfg := fast
 	cfg.Direct, cfg.PollInterval, cfg.ProvenPollInterval = url, -1, -1
 	l := listen(t, pool, cfg)
-	l.await(t, 5*time.Second, notify.Proven)
+	l.await(t, notify.Proven)
 	for range 3 {
 		losses := l.Status().Losses
 		proxy.swallow()
 		start := time.Now()
-		publish(t, pool, "into the hole")
-		took := until(t, 3*time.Second, "the loss to be noticed", func() bool { return l.Status().Losses > losses })
-		if limit := cfg.Heartbeat + cfg.HeartbeatTimeout; took > limit+500*time.Millisecond {
-			t.Errorf("noticed after %v, Heartbeat and HeartbeatTimeout are %v together", took, limit)
-		}
-		l.await(t, 5*time.Second, notify.Proven)
+		publish(t, pool, "unheard")
+		await.True(t, "the loss to be noticed", func() bool { return l.Status().Losses > losses })
+		took := time.Since(start) // its bound is shown in virtual time
+		l.await(t, notify.Proven)
 		l.mustHear(t, pool)
 		t.Logf("noticed after %v, healthy again after %v", took, time.Since(start))
 	}
-	if n := l.kinds(notify.Resynced); n != 4 {
-		t.Errorf("%d resyncs, want 4", n)
+	if n, want := l.kinds(notify.Resynced), int(l.Status().Losses)+1; n != want || want < 4 {
+		t.Errorf("%d resyncs, want one after each connection, %d", n, want)
 	}
 }
 

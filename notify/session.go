@@ -17,39 +17,39 @@ import (
 
 // session is the one connection of a link, or the memory of what became of it. Whoever holds the link's slot owns it.
 type session struct {
-	conn    *pgconn.PgConn
-	backend string // pg_backend_pid() where LISTEN ran
-	pooled  bool
-	heard   map[string]bool // channels listened on, LISTEN committed
-	opened  time.Time
+	conn      *pgconn.PgConn
+	backend   string // pg_backend_pid() where LISTEN ran
+	pooled    bool
+	listening map[string]bool // channels listened on, LISTEN committed
+	opened    time.Time
 
 	attempt int           // in a row without a connection that lived
 	wait    time.Duration // before the next one
 
-	proof    string // channel of the proofs, of this connection alone
-	token    string // of the note under way
-	noted    time.Time
-	arrived  bool      // it came back
-	lastNews time.Time // the last notification on a channel listened on
-	nextBeat time.Time
-	beat     *beat
+	proof        string // channel of the proofs, of this connection alone
+	token        string // of the note under way
+	sentAt       time.Time
+	arrived      bool      // it came back
+	lastReceived time.Time // the last notification on a channel listened on
+	nextBeat     time.Time
+	beat         *beat
 }
 
 func (s *session) close() {
 	if s.conn == nil {
 		return
 	}
-	hangUp(s.conn)
+	closeConn(s.conn)
 	*s = session{attempt: s.attempt, wait: s.wait, opened: s.opened}
 }
 
-// hangUp closes a connection and leaves nothing of it behind.
-func hangUp(conn *pgconn.PgConn) {
-	// The goodbye is a courtesy: a dead network must not hold up the next attempt.
+// closeConn closes a connection and leaves nothing of it behind.
+func closeConn(conn *pgconn.PgConn) {
+	// Terminate need not arrive: a dead network must not hold up the next attempt.
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	_ = conn.Close(ctx)
-	// After an error it is closed already, and a goroutine of pgconn's waits up to 15s for the last words of the server.
+	// After an error it is closed already, and a goroutine of pgconn's waits up to 15s for the server to close it too.
 	_ = conn.Conn().Close()
 	<-conn.CleanupDone()
 }
@@ -129,12 +129,9 @@ func (k *link) establish(ctx context.Context, s *session) *refusal {
 	if err != nil {
 		return &refusal{state: Disconnected, reason: "no answer from the server", err: err}
 	}
-	// PgBouncer invents the pid it gives to clients (src/client.c, 8 random bytes as the cancel key); a server gives its own.
+	// PgBouncer gives clients a pid of its own making (src/client.c, 8 random bytes as the cancel key); a server gives its own.
 	s.pooled = backend != strconv.FormatUint(uint64(conn.PID()), 10)
-	k.mu.Lock()
-	k.status.Connects++
-	k.status.Pooled = s.pooled
-	k.mu.Unlock()
+	k.state.connected(s.pooled)
 	if s.pooled {
 		if why := k.shared(early, conn, backend); why != "" {
 			return &refusal{state: Isolated, reason: why, settled: true}
@@ -156,7 +153,7 @@ func (k *link) establish(ctx context.Context, s *session) *refusal {
 
 // shared looks for a server connection that is shared between clients, as in transaction mode, without leaving a LISTEN
 // on it: with a second connection at hand, either the same server answers both, or the one that answers changes. Five
-// interleaved rounds, for beside other clients a single one can miss it. No evidence proves nothing; the proof decides.
+// interleaved rounds, for beside other clients a single one can miss it. That none is found says nothing; the note that is sent afterwards decides.
 func (k *link) shared(ctx context.Context, a *pgconn.PgConn, backend string) (why string) {
 	const mode = "the pooler hands out server connections per transaction (transaction or statement mode): LISTEN cannot work"
 	// In session mode a second connection may have to wait for a free server: no evidence either.
@@ -166,7 +163,7 @@ func (k *link) shared(ctx context.Context, a *pgconn.PgConn, backend string) (wh
 	if err != nil {
 		return ""
 	}
-	defer hangUp(b)
+	defer closeConn(b)
 	var first string
 	for range 5 {
 		onB, err := one(short, b, backendSQL)
@@ -196,11 +193,11 @@ func (k *link) listen(ctx context.Context, s *session) error {
 	want[s.proof] = true
 	var sql strings.Builder
 	for channel := range want {
-		if !s.heard[channel] {
+		if !s.listening[channel] {
 			sql.WriteString("listen " + pgx.Identifier{channel}.Sanitize() + "; ")
 		}
 	}
-	for channel := range s.heard {
+	for channel := range s.listening {
 		if !want[channel] {
 			sql.WriteString("unlisten " + pgx.Identifier{channel}.Sanitize() + "; ")
 		}
@@ -212,7 +209,7 @@ func (k *link) listen(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	s.heard = want
+	s.listening = want
 	if backend != s.backend {
 		s.backend = backend // where the LISTEN is to be undone
 		return errMoved
@@ -240,17 +237,17 @@ func (k *link) wanted() map[string]bool {
 	defer k.mu.Unlock()
 	want := make(map[string]bool)
 	for l := range k.listeners {
-		for channel := range l.boxes {
+		for channel := range l.inboxes {
 			want[channel] = true
 		}
 	}
 	return want
 }
 
-// ask questions the session itself, when no note can be sent from elsewhere: is it still the one that listens?
-func (s *session) ask(ctx context.Context) error {
+// stillListens asks the session itself whether it is still the one that listens, when no note can be sent from elsewhere.
+func (s *session) stillListens(ctx context.Context) error {
 	answer, err := one(ctx, s.conn, `select pg_catalog.pg_backend_pid() || case when exists (
-	select from pg_catalog.pg_listening_channels() as c where c = '`+s.proof+`') then '' else ' deaf' end`)
+	select from pg_catalog.pg_listening_channels() as c where c = '`+s.proof+`') then '' else ' not listening' end`)
 	if err != nil {
 		return err
 	}

@@ -38,16 +38,16 @@ func (s State) String() string {
 // for all that share the connection.
 type Status struct {
 	State     State
-	Reason    string    // why, in words; empty while all is well
-	Since     time.Time // of the state
-	LastProof time.Time // when delivery was last proven
-	ProofTime time.Duration
-	Pooled    bool // the connection goes through a pooler: the pid it was given is not the server's
+	Reason    string        // why, in words; empty while all is well
+	Since     time.Time     // of the state
+	LastProof time.Time     // when delivery was last proven
+	ProofTime time.Duration // how long the note took then
+	Pooled    bool          // the connection goes through a pooler: the pid it was given is not the server's
 
-	Connects  int64 // connections opened to listen on
-	Losses    int64 // of those, lost
-	Proofs    int64 // notes that came back
-	Received  int64 // notifications that reached a handler's mailbox
-	Strangers int64 // notifications nobody here listens for; ignored
-	Merged    int64 // times a channel's waiting payloads became one empty payload
+	Connects int64 // connections opened to listen on
+	Losses   int64 // of those, lost
+	Proofs   int64 // notes that came back
+	Received int64 // notifications that a handler is registered for
+	Ignored  int64 // notifications that no handler is registered for
+	Merged   int64 // times a channel's waiting payloads became one empty payload
 }

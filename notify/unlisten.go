@@ -22,13 +22,13 @@ const (
 // each wrong server is held in a transaction, and the next connection is given another one. All of it takes a tenth of
 // HeartbeatTimeout at most, and is given up when a server has to be waited for.
 func (k *link) unlisten(s *session) {
-	if !s.pooled || len(s.heard) == 0 || s.conn.IsClosed() {
+	if !s.pooled || len(s.listening) == 0 || s.conn.IsClosed() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), k.cfg.HeartbeatTimeout/10)
 	defer cancel()
 	var sql strings.Builder
-	for channel := range s.heard {
+	for channel := range s.listening {
 		sql.WriteString("unlisten " + pgx.Identifier{channel}.Sanitize() + "; ")
 	}
 	sql.WriteString(backendSQL)
@@ -40,7 +40,7 @@ func (k *link) unlisten(s *session) {
 	var pins []*pgconn.PgConn
 	defer func() {
 		for _, pin := range pins {
-			hangUp(pin) // rolls back
+			closeConn(pin) // rolls back
 		}
 	}()
 	for range unlistenPins {

@@ -2,6 +2,7 @@ package notify_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -137,10 +138,10 @@ func TestLostConnectionResyncsAfterListen(t *testing.T) {
 				t.Error("deaf after reconnecting")
 			}
 		}
-		if w := l.log.count("level=WARN"); w != 5 {
+		if w := l.warnings(); w != 5 {
 			t.Errorf("%d warnings for 5 losses", w)
 		}
-		if i := l.log.count("level=INFO"); i != 6 {
+		if i := l.informations(); i != 6 {
 			t.Errorf("%d informations, want 6", i)
 		}
 	})
@@ -150,9 +151,9 @@ func TestReconnectsAreSpread(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		pg := newFakePG(t)
-		const fleet = 50
+		const many = 50
 		var all []*listening
-		for range fleet {
+		for range many {
 			all = append(all, listen(t, pg, notify.ListenerConfig{}))
 		}
 		synctest.Wait()
@@ -176,8 +177,8 @@ func TestReconnectsAreSpread(t *testing.T) {
 			busiest = max(busiest, j-i)
 		}
 		t.Logf("%d attempts over %v, at most %d in any 100ms", len(dials), dials[len(dials)-1]-dials[0], busiest)
-		if busiest > fleet*2/5 {
-			t.Errorf("%d of %d arrived within 100ms", busiest, fleet)
+		if busiest > many*2/5 {
+			t.Errorf("%d of %d arrived within 100ms", busiest, many)
 		}
 	})
 }
@@ -195,8 +196,8 @@ func TestAttemptsBackOffWhileTheServerIsDown(t *testing.T) {
 		if n := l.kinds(notify.Polled); n < 500 {
 			t.Errorf("%d polls in 10 minutes", n)
 		}
-		if w := l.log.count("level=WARN"); w != 1 {
-			t.Errorf("%d warnings for one loss:\n%s", w, l.log)
+		if w := l.warnings(); w != 1 {
+			t.Errorf("%d warnings for one loss:\n%s", w, l.log.All())
 		}
 		pg.with(func() { pg.down = false })
 		time.Sleep(15 * time.Second)
@@ -226,8 +227,8 @@ func TestRefusedListenIsPolledAndTriedAgain(t *testing.T) {
 		pg.with(func() { pg.listenErr = "" })
 		time.Sleep(15 * time.Second)
 		l.must(t, notify.Proven)
-		if l.log.count("level=WARN") != 1 || l.log.count("level=INFO") != 1 {
-			t.Errorf("want one warning and one information:\n%s", l.log)
+		if l.warnings() != 1 || l.informations() != 1 {
+			t.Errorf("want one warning and one information:\n%s", l.log.All())
 		}
 		l.stop()
 	})
@@ -306,7 +307,7 @@ func TestForgedOrLateNoteProvesNothing(t *testing.T) {
 	})
 }
 
-func TestStrangersNotificationsAreIgnored(t *testing.T) {
+func TestIgnoredNotificationsAreIgnored(t *testing.T) {
 	virtual(t, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1}, func(t *testing.T, pg *fakePG, l *listening) {
 		l.must(t, notify.Proven)
 		pg.stranger("gossip")
@@ -315,8 +316,42 @@ func TestStrangersNotificationsAreIgnored(t *testing.T) {
 		if n := l.count(func(e notify.Event) bool { return e.Kind != notify.Resynced }); n != 0 {
 			t.Errorf("%d events", n)
 		}
-		if st := l.Status(); st.Strangers != 2 || st.Received != 0 {
+		if st := l.Status(); st.Ignored != 2 || st.Received != 0 {
 			t.Errorf("status %+v", st)
+		}
+	})
+}
+
+func TestNoHeartbeatWhenTurnedOff(t *testing.T) {
+	virtual(t, notify.ListenerConfig{Heartbeat: -1}, func(t *testing.T, pg *fakePG, l *listening) {
+		l.must(t, notify.Proven)
+		time.Sleep(24 * time.Hour)
+		if st := l.Status(); st.Proofs != 1 || st.Connects != 1 || st.State != notify.Proven {
+			t.Errorf("status %+v, want the proof of the new connection alone", st)
+		}
+		pg.notify("news", "still heard")
+		synctest.Wait()
+		if !l.heard("still heard") {
+			t.Error("nothing heard")
+		}
+		pg.killAll() // a connection that ends is noticed all the same
+		time.Sleep(5 * time.Second)
+		if st := l.Status(); st.Proofs != 2 || st.Losses != 1 || st.State != notify.Proven {
+			t.Errorf("status %+v", st)
+		}
+	})
+}
+
+func TestSecondRunIsAnError(t *testing.T) {
+	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *fakePG, l *listening) {
+		l.must(t, notify.Proven)
+		if err := l.Run(t.Context()); !errors.Is(err, notify.ErrRunning) {
+			t.Errorf("Run = %v", err)
+		}
+		pg.notify("news", "undisturbed")
+		synctest.Wait()
+		if !l.heard("undisturbed") {
+			t.Error("the first Run was disturbed")
 		}
 	})
 }
@@ -334,7 +369,7 @@ func TestNoPollingWhenTurnedOff(t *testing.T) {
 	})
 }
 
-func TestPollsOfAFleetDoNotFallIntoStep(t *testing.T) {
+func TestPollsOfManyListenersAreSpread(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		pg := newFakePG(t)
@@ -531,18 +566,18 @@ func TestMisusePanics(t *testing.T) {
 	h := notify.HandlerFunc(func(context.Context, notify.Event) {})
 	done, cancel := context.WithCancel(context.Background())
 	cancel()
-	for what, f := range map[string]func(){
-		"nil pool":        func() { _, _ = notify.NewListener(nil, notify.ListenerConfig{}) },
-		"nil execer":      func() { _, _ = notify.NewSender(nil, notify.SenderConfig{}) },
-		"nil handler":     func() { fresh().Handle("a", nil) },
-		"bad channel":     func() { fresh().Handle(strings.Repeat("x", 64), h) },
-		"second handler":  func() { l := fresh(); l.Handle("a", h); l.Handle("a", h) },
-		"handle post run": func() { l := fresh(); _ = l.Run(done); l.Handle("a", h) },
+	for want, f := range map[string]func(){
+		"notify: NewListener: nil pool":                   func() { _, _ = notify.NewListener(nil, notify.ListenerConfig{}) },
+		"notify: NewSender: nil db":                       func() { _, _ = notify.NewSender(nil, notify.SenderConfig{}) },
+		"notify: Handle: nil handler for channel a":       func() { fresh().Handle("a", nil) },
+		"notify: channel is too long":                     func() { fresh().Handle(strings.Repeat("x", 64), h) },
+		"notify: Handle: second handler for channel a":    func() { l := fresh(); l.Handle("a", h); l.Handle("a", h) },
+		"notify: Handle: called after Run, for channel a": func() { l := fresh(); _ = l.Run(done); l.Handle("a", h) },
 	} {
 		func() {
 			defer func() {
-				if recover() == nil {
-					t.Errorf("%s: no panic", what)
+				if text, _ := recover().(string); !strings.HasPrefix(text, want) {
+					t.Errorf("panic %q, want %q", text, want)
 				}
 			}()
 			f()
@@ -554,7 +589,6 @@ func TestListenerConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	for field, cfg := range map[string]notify.ListenerConfig{
 		"Direct":           {Direct: "postgres://user:secret@host:port/db"},
-		"Heartbeat ":       {Heartbeat: -1},
 		"HeartbeatTimeout": {HeartbeatTimeout: -1},
 		"ReconnectMin ":    {ReconnectMin: -1},
 		"ReconnectMax":     {ReconnectMin: time.Minute, ReconnectMax: time.Second},

@@ -26,7 +26,7 @@ const proofPrefix = "bounceproof_"
 
 func newProofChannel() string { return proofPrefix + strings.ToLower(rand.Text()) }
 
-// beat is one note under way.
+// beat is one heartbeat: a note under way.
 type beat struct {
 	deadline time.Time
 	overtime bool // the deadline has passed once
@@ -35,13 +35,16 @@ type beat struct {
 	err      error         // set before done is closed
 }
 
+// never is longer than any connection lasts.
+const never = 100 * 365 * 24 * time.Hour
+
 var errNoProof = errors.New("a note from another session did not arrive")
 
 // startBeat sends a note on a goroutine of its own: a pool may have no free connection for a while.
 func (k *link) startBeat(ctx context.Context, s *session, timeout time.Duration) {
-	s.token, s.arrived, s.noted = rand.Text(), false, time.Now()
+	s.token, s.arrived, s.sentAt = rand.Text(), false, time.Now()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
-	b := &beat{deadline: s.noted.Add(timeout), cancel: cancel, done: make(chan struct{})}
+	b := &beat{deadline: s.sentAt.Add(timeout), cancel: cancel, done: make(chan struct{})}
 	s.beat = b
 	channel, token := s.proof, s.token
 	go func() {
@@ -81,7 +84,7 @@ func (k *link) sendNote(ctx context.Context, timeout time.Duration, channel, tok
 	conn, err := k.connect(second, nil)
 	if err == nil {
 		_, err = conn.ExecParams(second, sql, [][]byte{[]byte(channel), []byte(token)}, nil, nil, nil).Close()
-		hangUp(conn)
+		closeConn(conn)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot send a note: %w", errors.Join(poolErr, err))
@@ -96,29 +99,23 @@ func (k *link) received(s *session, n *pgconn.Notification) {
 			return // a note of an earlier beat
 		}
 		s.arrived = true
-		now := time.Now()
-		k.mu.Lock()
-		k.status.Proofs++
-		k.status.LastProof, k.status.ProofTime = now, now.Sub(s.noted)
-		k.mu.Unlock()
+		k.state.proven(s.sentAt)
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	known := false
+	inboxes, merged := 0, 0
 	for l := range k.listeners {
-		if box := l.boxes[n.Channel]; box != nil {
-			known = true
-			if box.put(Notified, n.Payload) {
-				k.status.Merged++
+		if in := l.inboxes[n.Channel]; in != nil {
+			inboxes++
+			if in.put(Notified, n.Payload) {
+				merged++
 			}
 		}
 	}
-	if known {
-		k.status.Received++
-		s.lastNews = time.Now()
-	} else {
-		k.status.Strangers++
+	k.state.received(inboxes, merged)
+	if inboxes > 0 {
+		s.lastReceived = time.Now()
 	}
 }
 
@@ -156,10 +153,10 @@ func (k *link) prove(ctx context.Context, s *session) *refusal {
 
 // proven announces a fresh connection: LISTEN is committed and delivery works, so everybody may look now.
 func (k *link) proven(s *session) {
-	s.lastNews = time.Now()
+	s.lastReceived = time.Now()
 	s.nextBeat = k.nextBeat()
 	k.resync(true)
-	k.set(Proven, "", nil)
+	k.state.set(Proven, "", nil)
 }
 
 // resync tells the listeners that have not been told on this connection, or all of them.
@@ -171,25 +168,28 @@ func (k *link) resync(all bool) {
 			continue
 		}
 		k.listeners[l] = true
-		for _, channel := range sortedChannels(l.boxes) {
-			l.boxes[channel].put(Resynced, "")
+		for _, channel := range sortedChannels(l.inboxes) {
+			l.inboxes[channel].put(Resynced, "")
 		}
 	}
 }
 
-// nextBeat is never later than Heartbeat from now, and jittered so that many processes do not beat together.
+// nextBeat is never later than Heartbeat from now, and jittered so that many processes do not notify together.
 func (k *link) nextBeat() time.Time {
+	if k.cfg.Heartbeat < 0 {
+		return time.Now().Add(never)
+	}
 	return time.Now().Add(backoff.Spread(k.cfg.Heartbeat*9/10, 0.1))
 }
 
-// read reads from a proven connection until ctx is done (nil: the connection is as good as before) or it is lost.
+// read waits for notifications on a proven connection until ctx is done (nil: the connection is as good as before) or it is lost.
 func (k *link) read(ctx context.Context, s *session) error {
 	defer s.endBeat()
 	for {
-		if err := k.adjust(ctx, s); err != nil {
+		if err := k.updateChannels(ctx, s); err != nil {
 			return err
 		}
-		deadline, err := k.pulse(ctx, s)
+		deadline, err := k.checkHeartbeat(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -208,8 +208,8 @@ func (k *link) read(ctx context.Context, s *session) error {
 	}
 }
 
-// adjust listens for those who came since, and not for those who left.
-func (k *link) adjust(ctx context.Context, s *session) error {
+// updateChannels listens for those who came since, and not for those who left.
+func (k *link) updateChannels(ctx context.Context, s *session) error {
 	ctx, cancel := context.WithTimeout(ctx, k.cfg.HeartbeatTimeout)
 	defer cancel()
 	if err := k.listen(ctx, s); err != nil {
@@ -219,8 +219,8 @@ func (k *link) adjust(ctx context.Context, s *session) error {
 	return nil
 }
 
-// pulse starts, settles or judges the heartbeat, and returns when to look again.
-func (k *link) pulse(ctx context.Context, s *session) (time.Time, error) {
+// checkHeartbeat starts a heartbeat that is due, or looks what has become of it, and returns when to look again.
+func (k *link) checkHeartbeat(ctx context.Context, s *session) (time.Time, error) {
 	now := time.Now()
 	if s.beat == nil {
 		if now.Before(s.nextBeat) {
@@ -229,13 +229,13 @@ func (k *link) pulse(ctx context.Context, s *session) (time.Time, error) {
 		k.startBeat(ctx, s, k.cfg.HeartbeatTimeout)
 		return s.beat.deadline, nil
 	}
-	settled := func() (time.Time, error) {
+	finish := func() (time.Time, error) {
 		s.endBeat()
 		s.nextBeat = k.nextBeat()
 		return s.nextBeat, nil
 	}
 	if s.arrived {
-		return settled()
+		return finish()
 	}
 	select {
 	case <-s.beat.done:
@@ -244,19 +244,19 @@ func (k *link) pulse(ctx context.Context, s *session) (time.Time, error) {
 		}
 		// No note could be sent, from the pool or otherwise. That is not the listener's fault as long as it answers.
 		err := s.beat.err
-		ask, cancel := context.WithDeadline(ctx, s.beat.deadline)
+		answerBy, cancel := context.WithDeadline(ctx, s.beat.deadline)
 		defer cancel()
-		if askErr := s.ask(ask); askErr != nil {
-			return time.Time{}, errors.Join(askErr, err)
+		if sessionErr := s.stillListens(answerBy); sessionErr != nil {
+			return time.Time{}, errors.Join(sessionErr, err)
 		}
-		return settled()
+		return finish()
 	default:
 	}
 	if now.Before(s.beat.deadline) {
 		return s.beat.deadline, nil
 	}
-	if s.lastNews.After(s.noted) {
-		return settled() // other notifications did arrive: the note is stuck at its sender's
+	if s.lastReceived.After(s.sentAt) {
+		return finish() // other notifications did arrive: the note waits at its sender's
 	}
 	if !s.beat.overtime {
 		// This process may have stood still, with the note long arrived: a read whose time is up does not even look.

@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// mailbox stands between the read loop, which must never wait, and one handler, which may. It is bounded: waiting
+// inbox stands between the read loop, which must never wait, and one handler, which may. It is bounded: waiting
 // payloads are a set, and a set that outgrows its limit becomes one empty payload.
-type mailbox struct {
+type inbox struct {
 	channel string
 	handler Handler
 	limit   int
@@ -22,15 +22,15 @@ type mailbox struct {
 	merged   bool // payloads is one empty payload that stands for many
 }
 
-func newMailbox(channel string, h Handler, limit int) *mailbox {
-	return &mailbox{
+func newInbox(channel string, h Handler, limit int) *inbox {
+	return &inbox{
 		channel: channel, handler: h, limit: limit,
 		wake: make(chan struct{}, 1), known: make(map[string]struct{}),
 	}
 }
 
 // put leaves an event for the handler and returns at once. It reports whether payloads were merged to make room.
-func (m *mailbox) put(kind Kind, payload string) (mergedNow bool) {
+func (m *inbox) put(kind Kind, payload string) (mergedNow bool) {
 	m.mu.Lock()
 	switch kind {
 	case Resynced:
@@ -48,7 +48,7 @@ func (m *mailbox) put(kind Kind, payload string) (mergedNow bool) {
 	return mergedNow
 }
 
-func (m *mailbox) addLocked(payload string) (mergedNow bool) {
+func (m *inbox) addLocked(payload string) (mergedNow bool) {
 	if m.merged {
 		return false
 	}
@@ -67,8 +67,8 @@ func (m *mailbox) addLocked(payload string) (mergedNow bool) {
 }
 
 // take returns the next event. It is removed before the handler runs, so the same payload arriving meanwhile is a new
-// event: that is what makes the last word heard.
-func (m *mailbox) take() (Event, bool) {
+// event, and what it announces is not missed.
+func (m *inbox) take() (Event, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := Event{Channel: m.channel}
@@ -93,7 +93,7 @@ func (m *mailbox) take() (Event, bool) {
 }
 
 // run calls the handler until ctx is done.
-func (m *mailbox) run(ctx context.Context) {
+func (m *inbox) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -110,10 +110,10 @@ func (m *mailbox) run(ctx context.Context) {
 	}
 }
 
-// sortedChannels returns the channels of boxes in a fixed order, so that the SQL made of them is one text.
-func sortedChannels(boxes map[string]*mailbox) []string {
-	channels := make([]string, 0, len(boxes))
-	for channel := range boxes {
+// sortedChannels returns the channels of inboxes in a fixed order, so that the SQL made of them is one text.
+func sortedChannels(inboxes map[string]*inbox) []string {
+	channels := make([]string, 0, len(inboxes))
+	for channel := range inboxes {
 		channels = append(channels, channel)
 	}
 	slices.Sort(channels)
