@@ -12,21 +12,26 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/bounceproof/bounceproof/internal/pgscript"
 	"github.com/bounceproof/bounceproof/notify"
 )
 
 // Tests of the listener in virtual time, with the default configuration and a scripted server.
 
-// virtual runs f in a bubble with a fake server and a listener on channel "news", which is stopped at the end.
-func virtual(t *testing.T, cfg notify.ListenerConfig, f func(t *testing.T, pg *fakePG, l *listening)) {
+// virtual runs f in a bubble with a scripted server and a listener on channel "news", which is stopped at the end.
+func virtual(t *testing.T, cfg notify.ListenerConfig, f func(t *testing.T, pg *scripted, l *listening)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		pg := newFakePG(t)
+		pg := newScripted(t, pgscript.Options{})
 		l := listen(t, pg, cfg)
 		f(t, pg, l)
 		l.stop()
-		// The bubble ends only when every goroutine has: no connection, no worker and no cancel request is left.
+		// The bubble ends only when every goroutine has: no worker and no cancel request is left.
+		synctest.Wait()
+		if n := pg.Open(); n != 0 {
+			t.Errorf("%d connections are left", n)
+		}
 	})
 }
 
@@ -39,7 +44,7 @@ func (l *listening) must(t *testing.T, state notify.State) {
 }
 
 func TestHeartbeatGoesOnAndKeepsTheStateProven(t *testing.T) {
-	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *fakePG, l *listening) {
+	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *scripted, l *listening) {
 		l.must(t, notify.Proven)
 		time.Sleep(10 * time.Minute)
 		l.must(t, notify.Proven)
@@ -56,16 +61,16 @@ func TestHeartbeatGoesOnAndKeepsTheStateProven(t *testing.T) {
 }
 
 func TestBlackHoleIsNoticedWithin15Seconds(t *testing.T) {
-	for name, hole := range map[string]func(*fakePG){
-		"listener's connection": (*fakePG).bury,
-		"everything":            func(pg *fakePG) { pg.bury(); pg.with(func() { pg.mute = true }) },
-		"everything, and nobody can connect": func(pg *fakePG) {
-			pg.bury()
-			pg.with(func() { pg.mute, pg.down = true, true })
+	for name, hole := range map[string]func(*scripted){
+		"listener's connection": (*scripted).StallAll,
+		"everything":            func(pg *scripted) { pg.StallAll(); pg.with(func() { pg.silent = true }) },
+		"everything, and nobody can connect": func(pg *scripted) {
+			pg.StallAll()
+			pg.with(func() { pg.silent, pg.down = true, true })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *fakePG, l *listening) {
+			virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *scripted, l *listening) {
 				l.must(t, notify.Proven)
 				var worst time.Duration
 				for range 10 {
@@ -83,7 +88,7 @@ func TestBlackHoleIsNoticedWithin15Seconds(t *testing.T) {
 					if l.State() != notify.Proven && l.kinds(notify.Polled) == polled {
 						t.Error("not polled while disconnected")
 					}
-					pg.with(func() { pg.mute, pg.down = false, false })
+					pg.with(func() { pg.silent, pg.down = false, false })
 					time.Sleep(20 * time.Second)
 					l.must(t, notify.Proven)
 				}
@@ -101,12 +106,12 @@ func TestBlackHoleIsNoticedWithin15Seconds(t *testing.T) {
 
 // A pool without a free connection, or a server without one, says nothing against a listener that answers.
 func TestBusyPoolDoesNotCostAConnectionThatWorks(t *testing.T) {
-	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *fakePG, l *listening) {
+	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *scripted, l *listening) {
 		l.must(t, notify.Proven)
-		pg.with(func() { pg.mute, pg.down = true, true }) // its connection stays open
+		pg.with(func() { pg.silent, pg.down = true, true }) // its connection stays open
 		time.Sleep(5 * time.Minute)
 		l.must(t, notify.Proven)
-		pg.notify("news", "still heard")
+		pg.Notify("news", "still heard")
 		synctest.Wait()
 		if !l.heard("still heard") {
 			t.Error("nothing heard")
@@ -114,15 +119,15 @@ func TestBusyPoolDoesNotCostAConnectionThatWorks(t *testing.T) {
 		if st := l.Status(); st.Connects != 1 || st.Proofs != 1 {
 			t.Errorf("status %+v", st)
 		}
-		pg.with(func() { pg.mute, pg.down = false, false })
+		pg.with(func() { pg.silent, pg.down = false, false })
 	})
 }
 
 func TestLostConnectionResyncsAfterListen(t *testing.T) {
-	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *fakePG, l *listening) {
+	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *scripted, l *listening) {
 		l.must(t, notify.Proven)
 		for i := range 5 {
-			pg.killAll()
+			pg.CutAll()
 			l.must(t, notify.Disconnected)
 			if l.Status().Reason == "" {
 				t.Error("no reason")
@@ -132,10 +137,10 @@ func TestLostConnectionResyncsAfterListen(t *testing.T) {
 			if n := l.kinds(notify.Resynced); n != i+2 {
 				t.Errorf("%d resyncs after %d losses", n, i+1)
 			}
-			pg.notify("news", fmt.Sprint(i))
+			pg.Notify("news", fmt.Sprint(i))
 			synctest.Wait()
 			if !l.heard(fmt.Sprint(i)) {
-				t.Error("deaf after reconnecting")
+				t.Error("nothing heard after reconnecting")
 			}
 		}
 		if w := l.warnings(); w != 5 {
@@ -150,7 +155,7 @@ func TestLostConnectionResyncsAfterListen(t *testing.T) {
 func TestReconnectsAreSpread(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		pg := newFakePG(t)
+		pg := newScripted(t, pgscript.Options{})
 		const many = 50
 		var all []*listening
 		for range many {
@@ -158,7 +163,7 @@ func TestReconnectsAreSpread(t *testing.T) {
 		}
 		synctest.Wait()
 		pg.with(func() { pg.down, pg.dials = true, nil })
-		pg.killAll()
+		pg.CutAll()
 		time.Sleep(3 * time.Second)
 		pg.with(func() { pg.down = false })
 		time.Sleep(30 * time.Second)
@@ -184,10 +189,10 @@ func TestReconnectsAreSpread(t *testing.T) {
 }
 
 func TestAttemptsBackOffWhileTheServerIsDown(t *testing.T) {
-	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *fakePG, l *listening) {
+	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *scripted, l *listening) {
 		l.must(t, notify.Proven)
 		pg.with(func() { pg.down, pg.dials = true, nil })
-		pg.killAll()
+		pg.CutAll()
 		time.Sleep(10 * time.Minute)
 		l.must(t, notify.Disconnected)
 		if n := len(pg.dialled()); n < 60 || n > 240 {
@@ -210,7 +215,7 @@ func TestAttemptsBackOffWhileTheServerIsDown(t *testing.T) {
 func TestRefusedListenIsPolledAndTriedAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		pg := newFakePG(t)
+		pg := newScripted(t, pgscript.Options{})
 		pg.listenErr = "58P01"
 		l := listen(t, pg, notify.ListenerConfig{})
 		l.must(t, notify.Isolated)
@@ -237,8 +242,8 @@ func TestRefusedListenIsPolledAndTriedAgain(t *testing.T) {
 func TestSilentPathIsIsolatedWithin5SecondsAndFoundAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		pg := newFakePG(t)
-		pg.deaf, pg.pooled = true, true
+		pg := newScripted(t, pgscript.Options{Kind: pgscript.Session})
+		pg.LoseNotifications(true)
 		l := listen(t, pg, notify.ListenerConfig{})
 		time.Sleep(5 * time.Second)
 		l.must(t, notify.Isolated)
@@ -247,10 +252,10 @@ func TestSilentPathIsIsolatedWithin5SecondsAndFoundAgain(t *testing.T) {
 		if n := len(pg.dialled()); n < 30 || n > 50 { // two connections an attempt
 			t.Errorf("%d connections in 10 minutes, want two every 30s", n)
 		}
-		pg.with(func() { pg.deaf = false })
+		pg.LoseNotifications(false)
 		time.Sleep(40 * time.Second)
 		l.must(t, notify.Proven)
-		pg.with(func() { pg.deaf = true }) // and back again: the pooler's mode changed under an open connection
+		pg.LoseNotifications(true) // and back again: the pooler's mode changed under an open connection
 		start := time.Now()
 		for l.State() == notify.Proven {
 			time.Sleep(10 * time.Millisecond)
@@ -267,10 +272,10 @@ func TestSilentPathIsIsolatedWithin5SecondsAndFoundAgain(t *testing.T) {
 
 // A server that takes connections and drops them at once is a failing server.
 func TestConnectionsThatDoNotLastBackOff(t *testing.T) {
-	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *fakePG, l *listening) {
+	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *scripted, l *listening) {
 		for range 10 * 60 * 10 {
 			synctest.Wait()
-			pg.killAll()
+			pg.CutAll()
 			time.Sleep(100 * time.Millisecond)
 		}
 		if n := len(pg.dialled()); n > 200 {
@@ -281,23 +286,19 @@ func TestConnectionsThatDoNotLastBackOff(t *testing.T) {
 	})
 }
 
-func TestForgedOrLateNoteProvesNothing(t *testing.T) {
-	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *fakePG, l *listening) {
+func TestForgedOrLateNoteIsNoProof(t *testing.T) {
+	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *scripted, l *listening) {
 		l.must(t, notify.Proven)
 		var proof string
-		pg.with(func() {
-			pg.lost = true
-			for c := range pg.conns {
-				for channel := range c.heard {
-					if strings.HasPrefix(channel, notify.ProofPrefix) {
-						proof = channel
-					}
-				}
+		pg.with(func() { pg.lost = true })
+		for _, channel := range pg.Channels() {
+			if strings.HasPrefix(channel, notify.ProofPrefix) {
+				proof = channel
 			}
-		})
+		}
 		for range 15 {
 			time.Sleep(time.Second)
-			pg.notify(proof, "of an earlier beat")
+			pg.Notify(proof, "of an earlier beat")
 		}
 		synctest.Wait()
 		if st := l.Status(); st.Losses != 1 || st.Proofs != 1 || proof == "" {
@@ -308,10 +309,10 @@ func TestForgedOrLateNoteProvesNothing(t *testing.T) {
 }
 
 func TestIgnoredNotificationsAreIgnored(t *testing.T) {
-	virtual(t, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1}, func(t *testing.T, pg *fakePG, l *listening) {
+	virtual(t, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1}, func(t *testing.T, pg *scripted, l *listening) {
 		l.must(t, notify.Proven)
-		pg.stranger("gossip")
-		pg.stranger(notify.ProofPrefix + "of somebody else")
+		pg.Broadcast("elsewhere", "")
+		pg.Broadcast(notify.ProofPrefix+"of somebody else", "")
 		synctest.Wait()
 		if n := l.count(func(e notify.Event) bool { return e.Kind != notify.Resynced }); n != 0 {
 			t.Errorf("%d events", n)
@@ -323,18 +324,18 @@ func TestIgnoredNotificationsAreIgnored(t *testing.T) {
 }
 
 func TestNoHeartbeatWhenTurnedOff(t *testing.T) {
-	virtual(t, notify.ListenerConfig{Heartbeat: -1}, func(t *testing.T, pg *fakePG, l *listening) {
+	virtual(t, notify.ListenerConfig{Heartbeat: -1}, func(t *testing.T, pg *scripted, l *listening) {
 		l.must(t, notify.Proven)
 		time.Sleep(24 * time.Hour)
 		if st := l.Status(); st.Proofs != 1 || st.Connects != 1 || st.State != notify.Proven {
 			t.Errorf("status %+v, want the proof of the new connection alone", st)
 		}
-		pg.notify("news", "still heard")
+		pg.Notify("news", "still heard")
 		synctest.Wait()
 		if !l.heard("still heard") {
 			t.Error("nothing heard")
 		}
-		pg.killAll() // a connection that ends is noticed all the same
+		pg.CutAll() // a connection that ends is noticed all the same
 		time.Sleep(5 * time.Second)
 		if st := l.Status(); st.Proofs != 2 || st.Losses != 1 || st.State != notify.Proven {
 			t.Errorf("status %+v", st)
@@ -343,12 +344,12 @@ func TestNoHeartbeatWhenTurnedOff(t *testing.T) {
 }
 
 func TestSecondRunIsAnError(t *testing.T) {
-	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *fakePG, l *listening) {
+	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *scripted, l *listening) {
 		l.must(t, notify.Proven)
 		if err := l.Run(t.Context()); !errors.Is(err, notify.ErrRunning) {
 			t.Errorf("Run = %v", err)
 		}
-		pg.notify("news", "undisturbed")
+		pg.Notify("news", "undisturbed")
 		synctest.Wait()
 		if !l.heard("undisturbed") {
 			t.Error("the first Run was disturbed")
@@ -357,10 +358,10 @@ func TestSecondRunIsAnError(t *testing.T) {
 }
 
 func TestNoPollingWhenTurnedOff(t *testing.T) {
-	virtual(t, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1}, func(t *testing.T, pg *fakePG, l *listening) {
+	virtual(t, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1}, func(t *testing.T, pg *scripted, l *listening) {
 		time.Sleep(time.Minute)
 		pg.with(func() { pg.down = true })
-		pg.killAll()
+		pg.CutAll()
 		time.Sleep(time.Minute)
 		if n := l.kinds(notify.Polled); n != 0 {
 			t.Errorf("%d polls", n)
@@ -372,7 +373,7 @@ func TestNoPollingWhenTurnedOff(t *testing.T) {
 func TestPollsOfManyListenersAreSpread(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		pg := newFakePG(t)
+		pg := newScripted(t, pgscript.Options{})
 		pg.down = true
 		var mu sync.Mutex
 		perSlice := map[time.Duration]int{}
@@ -404,10 +405,10 @@ func TestPollsOfManyListenersAreSpread(t *testing.T) {
 	})
 }
 
-func TestSlowHandlerDelaysNobodyAndMissesNoLastWord(t *testing.T) {
+func TestSlowHandlerDelaysNobodyAndMissesNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		pg := newFakePG(t)
+		pg := newScripted(t, pgscript.Options{})
 		l, err := notify.NewListener(pg, notify.ListenerConfig{MaxPending: 100, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
@@ -423,13 +424,13 @@ func TestSlowHandlerDelaysNobodyAndMissesNoLastWord(t *testing.T) {
 		l.Handle("quick", quick)
 		stop := run(t, l)
 		synctest.Wait()
-		pg.notify("slow", "same")
+		pg.Notify("slow", "same")
 		synctest.Wait() // its handler runs
-		pg.notify("slow", "same")
+		pg.Notify("slow", "same")
 		for i := range 50 {
-			pg.notify("slow", fmt.Sprint(i))
+			pg.Notify("slow", fmt.Sprint(i))
 		}
-		pg.notify("quick", "now")
+		pg.Notify("quick", "now")
 		synctest.Wait()
 		if !quick.heard("now") {
 			t.Error("a slow handler held up another channel")
@@ -444,10 +445,10 @@ func TestSlowHandlerDelaysNobodyAndMissesNoLastWord(t *testing.T) {
 		}
 
 		release = make(chan struct{})
-		pg.notify("slow", "block")
+		pg.Notify("slow", "block")
 		synctest.Wait()
 		for i := range 5000 {
-			pg.notify("slow", fmt.Sprint("flood", i))
+			pg.Notify("slow", fmt.Sprint("flood", i))
 		}
 		synctest.Wait()
 		close(release)
@@ -458,7 +459,7 @@ func TestSlowHandlerDelaysNobodyAndMissesNoLastWord(t *testing.T) {
 		if l.Status().Merged == 0 {
 			t.Error("Merged is 0")
 		}
-		pg.notify("slow", "after")
+		pg.Notify("slow", "after")
 		synctest.Wait()
 		if !slow.heard("after") {
 			t.Error("the detail did not come back after the flood")
@@ -468,10 +469,9 @@ func TestSlowHandlerDelaysNobodyAndMissesNoLastWord(t *testing.T) {
 }
 
 func TestListenersShareOneConnectionAndHandItOn(t *testing.T) {
-	virtual(t, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1}, func(t *testing.T, pg *fakePG, first *listening) {
+	virtual(t, notify.ListenerConfig{PollInterval: -1, ProvenPollInterval: -1}, func(t *testing.T, pg *scripted, first *listening) {
 		first.must(t, notify.Proven)
-		var log []string
-		pg.statement = func(sql string) { log = append(log, sql) }
+		pg.Reset()
 
 		second := &recorder{}
 		other := first.Share()
@@ -483,11 +483,11 @@ func TestListenersShareOneConnectionAndHandItOn(t *testing.T) {
 			t.Errorf("resyncs: %d of the newcomer, want one a channel; %d of the first, want 1",
 				second.kinds(notify.Resynced), first.kinds(notify.Resynced))
 		}
-		if len(log) != 1 || !strings.HasPrefix(log[0], `listen "weather"`) {
+		if log := pgscript.Strings(pg.Sent()); len(log) != 1 || !strings.HasPrefix(log[0], `Query listen "weather"`) {
 			t.Errorf("statements for the newcomer: %q", log)
 		}
-		pg.notify("news", "both")
-		pg.notify("weather", "one")
+		pg.Notify("news", "both")
+		pg.Notify("weather", "one")
 		synctest.Wait()
 		if !first.heard("both") || !second.heard("both") || !second.heard("one") {
 			t.Error("not everybody heard")
@@ -499,7 +499,7 @@ func TestListenersShareOneConnectionAndHandItOn(t *testing.T) {
 		if other.Status().Proofs != proofs+1 {
 			t.Error("whoever goes on did not prove the connection first")
 		}
-		pg.notify("news", "handed on")
+		pg.Notify("news", "handed on")
 		synctest.Wait()
 		if !second.heard("handed on") || other.State() != notify.Proven {
 			t.Error("nobody reads any more")
@@ -510,11 +510,9 @@ func TestListenersShareOneConnectionAndHandItOn(t *testing.T) {
 		}
 		stopOther()
 		synctest.Wait()
-		pg.with(func() {
-			if len(pg.conns) != 0 {
-				t.Errorf("%d connections are left", len(pg.conns))
-			}
-		})
+		if n := pg.Open(); n != 0 {
+			t.Errorf("%d connections are left", n)
+		}
 		if st := other.Status(); st.State != notify.Unknown {
 			t.Errorf("state %v after the last one left", st.State)
 		}
@@ -531,7 +529,7 @@ func TestListenersShareOneConnectionAndHandItOn(t *testing.T) {
 func TestSenderOfTheSameProcessWakesHandlersWithoutTheServer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		pg := newFakePG(t)
+		pg := newScripted(t, pgscript.Options{})
 		pg.down = true
 		s := newSender(t, newFakeDB(), notify.SenderConfig{})
 		l := listen(t, pg, notify.ListenerConfig{Sender: s})
@@ -555,7 +553,7 @@ func TestSenderOfTheSameProcessWakesHandlersWithoutTheServer(t *testing.T) {
 
 func TestMisusePanics(t *testing.T) {
 	t.Parallel()
-	pg := newFakePG(t)
+	pg := newScripted(t, pgscript.Options{})
 	fresh := func() *notify.Listener {
 		l, err := notify.NewListener(pg, notify.ListenerConfig{})
 		if err != nil {
@@ -594,7 +592,7 @@ func TestListenerConfigIsChecked(t *testing.T) {
 		"ReconnectMax":     {ReconnectMin: time.Minute, ReconnectMax: time.Second},
 		"MaxPending":       {MaxPending: -1},
 	} {
-		_, err := notify.NewListener(newFakePG(t), cfg)
+		_, err := notify.NewListener(newScripted(t, pgscript.Options{}), cfg)
 		if err == nil || !strings.Contains(err.Error(), field) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v", field, err)
 		}

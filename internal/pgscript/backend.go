@@ -36,6 +36,9 @@ const (
 	// Tracked is a transaction pooler that keeps a client's statements: a name it does not know, and one it knows already, end the
 	// connection, and so does the second Parse of a name whose first failed (PgBouncer 1.21 and newer, src/prepare.c).
 	Tracked
+	// Session is a pooler in session mode: each connection has a server connection of its own, and BackendKeyData does not name its
+	// process.
+	Session
 )
 
 // Options say what a backend is. The zero value is a direct server.
@@ -76,6 +79,8 @@ type Backend struct {
 	cancels    int
 	ran        map[string]int
 	committed  map[string]int
+	silent     bool
+	onExecute  func(sql string) *pgproto3.ErrorResponse
 }
 
 // server is a server connection: a process with prepared statements.
@@ -89,7 +94,7 @@ func New(tb TB, o Options) *Backend {
 	tb.Helper()
 	b := &Backend{o: o, statements: map[string]Statement{}, clients: map[*client]struct{}{}, pids: 1000}
 	b.resetLocked()
-	if o.Kind != Direct {
+	if b.sharesServers() {
 		for range max(o.Servers, 1) {
 			b.servers = append(b.servers, b.newServerLocked())
 		}
@@ -102,6 +107,9 @@ func (b *Backend) newServerLocked() *server {
 	b.pids++
 	return &server{pid: b.pids, names: map[string]*parsed{}}
 }
+
+// sharesServers reports whether clients get a server connection for a transaction at a time.
+func (b *Backend) sharesServers() bool { return b.o.Kind == Raw || b.o.Kind == Tracked }
 
 // Close closes every connection and waits until they have ended.
 func (b *Backend) Close() {
@@ -167,11 +175,12 @@ func (b *Backend) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "pipe", Err: fmt.Errorf("refused")}
 	}
 	ours, theirs := net.Pipe()
-	c := &client{b: b, conn: ours, be: pgproto3.NewBackend(ours, ours), tx: 'I', kept: map[string]*parsed{}}
+	c := &client{b: b, conn: ours, be: pgproto3.NewBackend(ours, ours), tx: 'I', kept: map[string]*parsed{}, writing: make(chan struct{}, 1), ended: make(chan struct{})}
 	b.clients[c] = struct{}{}
 	b.working.Go(func() {
 		c.serve()
 		_ = ours.Close()
+		close(c.ended)
 		b.mu.Lock()
 		delete(b.clients, c)
 		b.mu.Unlock()
@@ -287,7 +296,7 @@ func (b *Backend) Names() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	servers := slices.Clone(b.servers)
-	if b.o.Kind == Direct {
+	if !b.sharesServers() {
 		for c := range b.clients {
 			if c.server != nil {
 				servers = append(servers, c.server)

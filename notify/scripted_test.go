@@ -1,0 +1,95 @@
+package notify_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/bounceproof/bounceproof/internal/pgscript"
+)
+
+// scripted is a scripted server, and the notify.Pool that leads to it: time-outs and failures happen in virtual time.
+type scripted struct {
+	*pgscript.Backend
+	t    *testing.T
+	born time.Time
+
+	mu        sync.Mutex      // guards what follows
+	dials     []time.Duration // when somebody connected, or tried
+	down      bool            // nobody can connect
+	silent    bool            // pg_notify is not answered, on all paths
+	lost      bool            // the pool's pg_notify succeeds and does nothing
+	listenErr string          // SQLSTATE of every LISTEN
+}
+
+func newScripted(t *testing.T, o pgscript.Options) *scripted {
+	s := &scripted{Backend: pgscript.New(t, o), t: t, born: time.Now()}
+	s.OnExecute(func(sql string) *pgproto3.ErrorResponse {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch {
+		case strings.HasPrefix(sql, "listen ") && s.listenErr != "":
+			return pgscript.ServerError(s.listenErr, "no", "x")
+		case strings.Contains(sql, "pg_notify") && s.silent:
+			return pgscript.NoAnswer
+		}
+		return nil
+	})
+	return s
+}
+
+func (s *scripted) with(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+}
+
+func (s *scripted) dialled() []time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]time.Duration(nil), s.dials...)
+}
+
+// Exec is the pool's: it notifies.
+func (s *scripted) Exec(ctx context.Context, _ string, args ...any) (pgconn.CommandTag, error) {
+	s.mu.Lock()
+	silent, down, lost := s.silent, s.down, s.lost
+	s.mu.Unlock()
+	if silent {
+		<-ctx.Done()
+		return pgconn.CommandTag{}, ctx.Err()
+	}
+	if down {
+		return pgconn.CommandTag{}, errors.New("down")
+	}
+	if !lost {
+		s.Notify(args[len(args)-2].(string), args[len(args)-1].(string))
+	}
+	return pgconn.CommandTag{}, nil
+}
+
+func (s *scripted) Config() *pgxpool.Config {
+	cfg, err := pgxpool.ParseConfig(pgscript.URL)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.Use(cfg.ConnConfig)
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.dials = append(s.dials, time.Since(s.born))
+		if s.down {
+			return nil, errors.New("connection refused")
+		}
+		return s.Dial(ctx, network, addr)
+	}
+	return cfg
+}
