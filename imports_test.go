@@ -26,16 +26,17 @@ var layers = map[string][]string{
 	"internal/backoff":      {},
 	"internal/sqltext":      {},
 	"internal/pgxinternals": {},
+	"internal/txlocal":      {},
 	"prepare":               {},
 	"fallback":              {},
 	"internal/statement":    {"internal/sqltext", "prepare", "fallback"},
 	"internal/selector":     {"fallback"},
 	"notify":                {"internal/backoff"},
 	"executor": {
-		"internal/sqltext", "internal/pgxinternals", "internal/statement", "internal/selector",
+		"internal/sqltext", "internal/pgxinternals", "internal/txlocal", "internal/statement", "internal/selector",
 		"prepare", "fallback", "notify",
 	},
-	"outbox": {"internal/backoff", "prepare", "fallback", "notify", "executor"},
+	"outbox": {"internal/backoff", "internal/txlocal", "prepare", "fallback", "notify", "executor"},
 }
 
 // modules are the only ones that may reach a user's binary through a library package.

@@ -8,11 +8,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/internal/pgxinternals"
+	"github.com/bounceproof/bounceproof/internal/txlocal"
 )
 
 // nestable is what a nested transaction hands to the one around it when it commits.
 type nestable interface {
 	adopt(queue []call, onCommit []func())
+	TxLocal() *txlocal.Values
 }
 
 // savepoint is a nested transaction. Its SAVEPOINT rides with its first statement. Statements run on the outermost transaction.
@@ -23,6 +25,7 @@ type savepoint struct {
 	queue    []call
 	onCommit []func()
 	closed   bool
+	local    *txlocal.Values // nil until somebody stores something
 }
 
 var _ Tx = (*savepoint)(nil)
@@ -43,9 +46,14 @@ func (sp *savepoint) done() bool {
 }
 
 // end takes the transaction, and those within it, off the open ones.
-func (sp *savepoint) end() {
+func (sp *savepoint) end(committed bool) {
 	sp.closed = true
-	sp.root.nested = sp.root.nested[:slices.Index(sp.root.nested, sp)]
+	i := slices.Index(sp.root.nested, sp)
+	for _, within := range slices.Backward(sp.root.nested[i+1:]) {
+		within.local.End(false) // what it has queued is dropped
+	}
+	sp.local.End(committed)
+	sp.root.nested = sp.root.nested[:i]
 }
 
 // Begin starts a transaction within this one.
@@ -77,7 +85,7 @@ func (sp *savepoint) Commit(ctx context.Context) error {
 	if sp.done() {
 		return pgx.ErrTxClosed
 	}
-	sp.end()
+	sp.end(true)
 	if !sp.root.preamble.takeBack("savepoint " + sp.name) {
 		if err := sp.root.control(ctx, "release savepoint "+sp.name); err != nil {
 			return err
@@ -92,7 +100,7 @@ func (sp *savepoint) Rollback(ctx context.Context) error {
 	if sp.done() {
 		return pgx.ErrTxClosed
 	}
-	sp.end()
+	sp.end(false)
 	if sp.root.preamble.takeBack("savepoint " + sp.name) {
 		return nil
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/internal/txlocal"
 )
 
 // Tx is a transaction of an [Executor]. It is a pgx.Tx, with the differences that its methods' comments here state, and not safe for
@@ -46,6 +48,7 @@ type tx struct {
 	aliases    map[string]string // Prepare's names
 	lostErr    error             // the *PreparedStatementError that ended the transaction, unless a savepoint undid it
 	closed     bool
+	local      *txlocal.Values // nil until somebody stores something
 }
 
 var _ Tx = (*tx)(nil)

@@ -11,8 +11,9 @@ import (
 	"unicode/utf8"
 )
 
-// MaxKeys is how many distinct keys one transaction may publish under (one call, where the transaction is no executor.Tx). Each takes an advisory lock until the transaction ends, and those
-// live in shared memory that the whole cluster shares: some 15,000 of them exhaust it for everybody.
+// MaxKeys is how many distinct keys one transaction may publish under, all that is open or committed within it included; where the
+// transaction is no executor.Tx, one call. Each takes an advisory lock until the transaction ends, and those live in shared memory that
+// the whole cluster shares: some 15,000 of them exhaust it for everybody.
 const MaxKeys = 256
 
 // Event is what a transaction publishes.
@@ -130,7 +131,7 @@ func lockNamed(schema, what string) int64 {
 
 // columns are events as the parameters of the publishing statements: one array a column.
 type columns struct {
-	lanes    []int16
+	lanes    []int16 // nil: the number of lanes is not known yet
 	locks    []*int64
 	types    []string
 	keys     []*string
@@ -143,10 +144,10 @@ type columns struct {
 	dedups  []*string
 }
 
-// columns turns events into parameters.
-func (s *Store) columns(events []Event, lanes int) (*columns, error) {
+// columns turns events into parameters, all but the lanes.
+func (s *Store) columns(events []Event) (*columns, error) {
 	c := &columns{
-		lanes: make([]int16, len(events)), locks: make([]*int64, len(events)), types: make([]string, len(events)),
+		locks: make([]*int64, len(events)), types: make([]string, len(events)),
 		keys: make([]*string, len(events)), payloads: make([][]byte, len(events)), headers: make([][]byte, len(events)),
 		dues: make([]*time.Time, len(events)), dedups: make([]*string, len(events)),
 	}
@@ -168,23 +169,35 @@ func (s *Store) columns(events []Event, lanes int) (*columns, error) {
 			c.headers[i] = h
 		}
 		if !e.DueAt.IsZero() {
-			c.dues[i], c.special = &events[i].DueAt, true
+			due := e.DueAt // not the caller's, who may use the slice again before the commit
+			c.dues[i], c.special = &due, true
 		}
 		if e.DedupKey != "" {
-			c.dedups[i], c.special = &events[i].DedupKey, true
+			dedup := e.DedupKey
+			c.dedups[i], c.special = &dedup, true
 		}
-		if e.Key == "" {
-			c.lanes[i] = int16(s.rotation.Add(1) % uint64(lanes)) //nolint:gosec // lanes is at most 1,024
-			continue
+		if e.Key != "" {
+			key, lock := e.Key, lockOf(s.schema, e.Key)
+			c.keyed = true
+			c.keys[i], c.locks[i] = &key, &lock
 		}
-		key, lock := e.Key, lockOf(s.schema, e.Key)
-		c.keyed = true
-		c.keys[i], c.locks[i], c.lanes[i] = &key, &lock, laneOf(e.Key, lanes)
 	}
 	if n := c.distinctKeys(); n > MaxKeys {
 		return nil, &TooManyKeysError{Keys: n}
 	}
 	return c, nil
+}
+
+// assignLanes fills in the lanes, of which there are n.
+func (s *Store) assignLanes(c *columns, n int) {
+	c.lanes = make([]int16, len(c.keys))
+	for i, key := range c.keys {
+		if key != nil {
+			c.lanes[i] = laneOf(*key, n)
+		} else {
+			c.lanes[i] = int16(s.rotation.Add(1) % uint64(n)) //nolint:gosec // n is at most 1,024
+		}
+	}
 }
 
 func (c *columns) distinctKeys() int {

@@ -3,83 +3,114 @@ package outbox
 import (
 	"context"
 	"fmt"
-	"reflect"
 	"slices"
-	"sync"
-	"weak"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/txlocal"
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
 // Publish writes events in the caller's transaction: they are delivered if it commits, and never if it does not.
 //
-// With an [executor.Tx] the statement is queued: it rides with COMMIT in the same round trip, and COMMIT returns its error.
-// With any other pgx.Tx it runs at once, and since such a transaction has no commit hook, dispatchers learn of it at their
-// next poll unless the caller calls [Store.Wake] after the commit.
+// With an [executor.Tx], also one that executor.TxOf finds within wrappers, the statement is queued: it rides with COMMIT in the same
+// round trip, and COMMIT returns its error. With any other pgx.Tx it runs at once, and since such a transaction has no commit hook,
+// dispatchers learn of it at their next poll unless the caller calls [Store.Wake] after the commit.
 //
 // All events of one call are one statement. It takes the advisory locks of its keys in sorted order, those of later calls queued on the
-// same transaction with them, so transactions do not deadlock over keys. Several immediate calls in one transaction, on a plain
-// pgx.Tx or around savepoints, can (40P01), as with any locks. The first call of a store reads what Migrate fixed.
+// same transaction with them, so transactions do not deadlock over keys. A nested transaction that commits joins in this way the one around
+// it. Several immediate calls in one transaction, on a plain pgx.Tx or around raw savepoints, can (40P01), as with any locks.
+//
+// The first call of a store reads what Migrate fixed, on the transaction's own connection; while rows are open there it is put off until
+// the events are sent, and its error is that of COMMIT.
 //
 // Errors found before anything is sent are [*TooManyKeysError] and [ErrInvalidEvent].
 func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	if len(events) == 0 {
 		return nil
 	}
-	etx, ok := tx.(executor.Tx)
-	lanes, err := s.verify(ctx, s.verifier(tx, ok))
+	c, err := s.columns(events)
 	if err != nil {
 		return err
 	}
-	c, err := s.columns(events, lanes)
+	if etx, ok := executor.TxOf(tx); ok {
+		return s.enqueue(ctx, tx, etx, c)
+	}
+	lanes, err := s.verify(ctx, tx, prepare.Stable)
 	if err != nil {
 		return err
 	}
-	if !ok {
-		sql, args := c.statement(s.sql, nil)
-		if _, err := tx.Exec(ctx, sql, args...); err != nil {
-			return fmt.Errorf("outbox: publish: %w", err)
-		}
-		return nil
-	}
-	if !c.keyed {
-		sql, args := c.statement(s.sql, nil)
-		return queue(etx, s.Wake, sql, args...)
-	}
-	k, err := s.transactions.keysOf(etx, c)
-	if err != nil {
-		return err
-	}
-	if k.first == nil {
-		k.first = c
-		committed := func() { s.transactions.forget(etx); s.Wake() }
-		return queue(etx, committed, s.sql.publishOne, prepare.Stable, &publication{s: s, c: c, keys: k})
-	}
+	s.assignLanes(c, lanes)
 	sql, args := c.statement(s.sql, nil)
-	return queue(etx, nil, sql, args...)
-}
-
-// queue adds a publishing statement to the transaction, and committed to what runs after its commit.
-func queue(tx executor.Tx, committed func(), sql string, args ...any) error {
-	if err := tx.Queue(sql, args...); err != nil {
+	if _, err := tx.Exec(ctx, sql, args...); err != nil {
 		return fmt.Errorf("outbox: publish: %w", err)
-	}
-	if committed != nil {
-		tx.OnCommit(committed)
 	}
 	return nil
 }
 
-// verifier returns what to read the fixed facts with: not the caller's transaction if it is one that may never need more than COMMIT, so
-// that publishing works in statement mode too; but neither a second connection from a pool that may have none to give.
-func (s *Store) verifier(tx pgx.Tx, ours bool) rowQuerier {
-	if st := s.ex.Pool().Stat(); ours && st.AcquiredConns() < st.MaxConns() {
-		return s.ex
+// enqueue queues the events on etx, which is the executor's transaction in tx.
+func (s *Store) enqueue(ctx context.Context, tx pgx.Tx, etx executor.Tx, c *columns) error {
+	known, err := s.verifyWithin(ctx, tx)
+	if err != nil {
+		return err
 	}
-	return tx
+	if known > 0 {
+		s.assignLanes(c, known)
+	}
+	p := &publication{s: s, c: c}
+	values := txlocal.Of(tx)
+	var locks *txLocks
+	var added []int64
+	if values != nil && c.keyed {
+		locks = locksOf(values)
+		if added, err = locks.add(c); err != nil {
+			return err
+		}
+	}
+	first := locks != nil && locks.take(p, added)
+	if first || known == 0 {
+		err = etx.Queue(s.sql.publishOne, prepare.Stable, p) // the text is chosen when it is sent
+	} else {
+		sql, args := c.statement(s.sql, nil)
+		err = etx.Queue(sql, args...)
+	}
+	if err != nil { // the transaction has ended
+		for _, lock := range added {
+			locks.remove(lock)
+		}
+		return fmt.Errorf("outbox: publish: %w", err)
+	}
+	s.wakeAfter(etx, values)
+	return nil
+}
+
+// wakeKey says in a transaction's values that it wakes the store's dispatchers when it commits.
+type wakeKey struct{ s *Store }
+
+// wakeAfter wakes the dispatchers after the commit, once for all calls if the transaction has values.
+func (s *Store) wakeAfter(tx executor.Tx, values *txlocal.Values) {
+	if values != nil {
+		if values.Get(wakeKey{s}) != nil {
+			return
+		}
+		values.Set(wakeKey{s}, true)
+	}
+	tx.OnCommit(s.Wake)
+}
+
+// verifyWithin is verify for a transaction of the executor, which may be one that only queues: in front of its BEGIN nothing but a single
+// statement is sent, so that it works behind a pooler in statement mode too. It uses no other connection: the pool, or the pooler, may have
+// none to give until this transaction ends. It returns 0 when the connection is not free, and the answer has to wait.
+func (s *Store) verifyWithin(ctx context.Context, tx pgx.Tx) (lanes int, err error) {
+	if n := s.lanes.Load(); n > 0 {
+		return int(n), nil
+	}
+	conn := txlocal.Conn(tx)
+	if conn == nil || conn.PgConn().IsBusy() {
+		return 0, nil
+	}
+	return s.verify(ctx, conn, pgx.QueryExecModeExec) // by no name: the connection's names are the executor's
 }
 
 // statement chooses the text for columns; extra are locks to be taken with their own.
@@ -102,119 +133,24 @@ func (c *columns) statement(sql *statements, extra []int64) (string, []any) {
 	return sql.publishMany, []any{prepare.Stable, c.lanes, locks, c.types, c.keys, c.payloads, c.headers}
 }
 
-// publication is the first keyed statement that is queued on a transaction. What it takes locks on is decided when it is sent.
+// publication is a queued publishing statement whose text or arguments are decided when it is sent.
 type publication struct {
-	s    *Store
-	c    *columns
-	keys *txKeys
+	s     *Store
+	c     *columns
+	extra []int64 // locks of statements behind it in the queue
+	sent  bool    // too late for more of them
 }
 
-// RewriteQuery implements pgx.QueryRewriter.
-func (p *publication) RewriteQuery(context.Context, *pgx.Conn, string, []any) (string, []any, error) {
-	p.keys.sent = true
-	sql, args := p.c.statement(p.s.sql, p.keys.extra)
+// RewriteQuery implements pgx.QueryRewriter. The executor calls it when the connection is free, before it sends anything of the group.
+func (p *publication) RewriteQuery(ctx context.Context, conn *pgx.Conn, _ string, _ []any) (string, []any, error) {
+	if p.c.lanes == nil {
+		lanes, err := p.s.verify(ctx, conn, pgx.QueryExecModeExec)
+		if err != nil {
+			return "", nil, err
+		}
+		p.s.assignLanes(p.c, lanes)
+	}
+	p.sent = true
+	sql, args := p.c.statement(p.s.sql, p.extra)
 	return sql, args[1:], nil // the option stands before the rewriter
-}
-
-// txKeys are the keys that one transaction has published so far. Like the transaction it is not safe for concurrent use.
-type txKeys struct {
-	tx    executor.Tx // kept, so that its address stays its own
-	all   map[string]struct{}
-	first *columns // of the statement that takes the locks
-	extra []int64  // locks of later statements
-	sent  bool     // the first statement is on its way: too late for more
-}
-
-// transactions finds the keys of a transaction. The only strong references are those of the transaction's own queue, so nothing
-// outlives one that is rolled back, of which nobody tells. One that is not found is just as right, only its locks are not sorted across
-// calls.
-type transactions struct {
-	mu   sync.Mutex // guards byTx
-	byTx map[uintptr]weak.Pointer[txKeys]
-}
-
-// tidyAt is how many entries there are before those of transactions that are gone are dropped.
-const tidyAt = 1024
-
-// keysOf returns the keys of a transaction with those of c added.
-func (t *transactions) keysOf(tx executor.Tx, c *columns) (*txKeys, error) {
-	k := t.find(tx)
-	if k == nil || k.sent {
-		next := &txKeys{tx: tx, all: make(map[string]struct{})}
-		if k != nil {
-			next.all = k.all
-		}
-		k = next
-		t.remember(tx, k)
-	}
-	added := make([]string, 0, len(c.keys))
-	for i, key := range c.keys {
-		if key == nil {
-			continue
-		}
-		if _, ok := k.all[*key]; ok {
-			continue
-		}
-		k.all[*key] = struct{}{}
-		added = append(added, *key)
-		if k.first != nil {
-			k.extra = append(k.extra, *c.locks[i])
-		}
-	}
-	if n := len(k.all); n > MaxKeys {
-		for _, key := range added { // the transaction goes on without these
-			delete(k.all, key)
-		}
-		if k.first != nil {
-			k.extra = k.extra[:len(k.extra)-len(added)]
-		}
-		return nil, &TooManyKeysError{Keys: n}
-	}
-	return k, nil
-}
-
-func addressOf(tx executor.Tx) (uintptr, bool) {
-	v := reflect.ValueOf(tx)
-	if v.Kind() != reflect.Pointer {
-		return 0, false
-	}
-	return v.Pointer(), true
-}
-
-func (t *transactions) find(tx executor.Tx) *txKeys {
-	at, ok := addressOf(tx)
-	if !ok {
-		return nil
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.byTx[at].Value()
-}
-
-func (t *transactions) remember(tx executor.Tx, k *txKeys) {
-	at, ok := addressOf(tx)
-	if !ok {
-		return
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.byTx) >= tidyAt {
-		for at, p := range t.byTx {
-			if p.Value() == nil {
-				delete(t.byTx, at)
-			}
-		}
-	}
-	if t.byTx == nil {
-		t.byTx = make(map[uintptr]weak.Pointer[txKeys])
-	}
-	t.byTx[at] = weak.Make(k)
-}
-
-func (t *transactions) forget(tx executor.Tx) {
-	if at, ok := addressOf(tx); ok {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		delete(t.byTx, at)
-	}
 }

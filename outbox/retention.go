@@ -31,7 +31,7 @@ type Swept struct {
 // one may call it. Several at the same time wait for each other.
 func (s *Store) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
-	lanes, err := s.verify(ctx, s.ex)
+	lanes, err := s.verify(ctx, s.ex, prepare.Stable)
 	if err != nil {
 		return total, err
 	}

@@ -86,14 +86,14 @@ type rowQuerier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// verify reads, once, what the first Migrate fixed.
-func (s *Store) verify(ctx context.Context, q rowQuerier) (lanes int, err error) {
+// verify reads, once, what the first Migrate fixed. How it asks is an option of pgx's or the executor's.
+func (s *Store) verify(ctx context.Context, q rowQuerier, how any) (lanes int, err error) {
 	if n := s.lanes.Load(); n > 0 {
 		return int(n), nil
 	}
 	var version, found int
 	var hash string
-	err = q.QueryRow(ctx, s.sql.meta, prepare.Stable).Scan(&version, &found, &hash)
+	err = q.QueryRow(ctx, s.sql.meta, how).Scan(&version, &found, &hash)
 	switch {
 	case err == nil:
 	case isUndefined(err), errors.Is(err, pgx.ErrNoRows):
@@ -146,7 +146,7 @@ func (s *Store) Migrate(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("outbox: migrate: %w", err)
 	}
-	_, err = s.verify(ctx, s.ex)
+	_, err = s.verify(ctx, s.ex, prepare.Stable)
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/prepare"
 )
 
 // Status is what an outbox looks like at one moment.
@@ -50,7 +51,7 @@ type LaneStatus struct {
 // Status looks at everything. It counts pending events one by one, so its cost grows with the backlog. Like [Store.Migrate] it
 // refuses a sequence that loses events, with a [*SequenceError].
 func (s *Store) Status(ctx context.Context) (*Status, error) {
-	lanes, err := s.verify(ctx, s.ex)
+	lanes, err := s.verify(ctx, s.ex, prepare.Stable)
 	if err != nil {
 		return nil, err
 	}

@@ -61,8 +61,6 @@ type Store struct {
 	lanes    atomic.Int64  // as verified against the database; 0 before
 	rotation atomic.Uint64 // of the lanes of unkeyed events
 
-	transactions transactions
-
 	mu      sync.Mutex // guards running; nothing is called under it
 	running map[chan struct{}]struct{}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/prepare"
 )
 
 // Start says where a new subscription begins. The zero value is [Earliest].
@@ -52,7 +53,7 @@ func (sub *Subscription) Name() string { return sub.name }
 
 // Subscription returns a subscription that exists, or [ErrUnsubscribed], wrapped.
 func (s *Store) Subscription(ctx context.Context, name string) (*Subscription, error) {
-	lanes, err := s.verify(ctx, s.ex)
+	lanes, err := s.verify(ctx, s.ex, prepare.Stable)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +73,7 @@ func (s *Store) Subscribe(ctx context.Context, name string, cfg SubscriptionConf
 	if name == "" || len(name) > 200 || !storable(name) {
 		return nil, fmt.Errorf("outbox: subscribe: name %q: want text of 1 to 200 bytes", name)
 	}
-	lanes, err := s.verify(ctx, s.ex)
+	lanes, err := s.verify(ctx, s.ex, prepare.Stable)
 	if err != nil {
 		return nil, err
 	}
