@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/internal/await"
-	"github.com/bounceproof/bounceproof/internal/logrec"
 	"github.com/bounceproof/bounceproof/notify"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
@@ -202,116 +200,6 @@ func TestNotifyOnlyCommitDoesNotFlush(t *testing.T) {
 	}
 }
 
-// fillQueue has a listener stall in a transaction, and the notification queue run full behind it.
-func fillQueue(t *testing.T, url string) (stalled *pgx.Conn) {
-	t.Helper()
-	stalled = mustConnect(t, url)
-	mustExec(t, stalled, "listen flood")
-	mustExec(t, stalled, "begin; select 1")
-	flood := mustConnect(t, url)
-	payload := strings.Repeat("x", notify.MaxPayload)
-	for i := range 10_000 {
-		if _, err := flood.Exec(t.Context(), `select pg_notify('flood', $1)`, fmt.Sprint(payload[:7990], i)); err != nil {
-			if !strings.Contains(err.Error(), "too many notifications") {
-				t.Fatal(err)
-			}
-			t.Logf("the queue is full after %d notifications", i)
-			return stalled
-		}
-	}
-	t.Fatal("the queue does not run full")
-	return nil
-}
-
-func TestFullQueueLeavesPublishersUntouched(t *testing.T) {
-	t.Parallel()
-	for _, v := range []string{"17", "18"} { // max_notify_queue_pages is of 17
-		t.Run(v, func(t *testing.T) {
-			t.Parallel()
-			server := postgres.Start(t, postgres.Options{Version: v, Dedicated: true, Settings: map[string]string{"max_notify_queue_pages": "64"}})
-			db := server.NewDatabase(t)
-			pool := newPool(t, db.URL)
-			mustExec(t, pool, `create table news (id bigint generated always as identity)`)
-			log := &logrec.Recorder{}
-			s := newSender(t, pool, notify.SenderConfig{Logger: log.Logger(), Timeout: time.Minute})
-			l := listen(t, pool, steady)
-			l.await(t, notify.Proven)
-			publishSome := func() (slowest time.Duration) {
-				t.Helper()
-				for i := range 200 {
-					start := time.Now()
-					mustExec(t, pool, `insert into news default values`)
-					notifyAll(t, s, "news", fmt.Sprint(i))
-					slowest = max(slowest, time.Since(start))
-				}
-				return slowest
-			}
-			before := publishSome()
-			if err := s.Flush(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-
-			stalled := fillQueue(t, db.URL)
-			// The control: a publisher that notifies in its own transaction fails.
-			if _, err := pool.Exec(t.Context(), `with x as (insert into news default values returning id) select pg_notify('news', id::text) from x`); err == nil {
-				t.Fatal("a notifying publisher did not fail: the queue is not full")
-			}
-			during := publishSome()
-			await.True(t, "a failure", func() bool { return s.Stats().Failures > 1 })
-			// Nor does one with a transaction of its own suffer from NotifyTx.
-			tx, err := pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			mustExec(t, tx, `insert into news default values`)
-			if err := s.NotifyTx(t.Context(), tx, "news", "foreign"); err != nil {
-				t.Errorf("NotifyTx = %v", err)
-			}
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Errorf("Commit = %v", err)
-			}
-			if st := s.Stats(); st.InTx != 0 || st.LastError == nil || st.Pending == 0 {
-				t.Errorf("stats %+v", st)
-			}
-
-			mustExec(t, stalled, "rollback")
-			waiting, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			if err := s.Flush(waiting); err != nil {
-				t.Fatal(err)
-			}
-			await.True(t, "what waited", func() bool { return l.heard("foreign") && l.heard("199") })
-			if len(log.At(slog.LevelWarn)) != 1 || len(log.At(slog.LevelInfo)) != 1 || !strings.Contains(log.All(), "too many notifications") {
-				t.Errorf("want one warning with the cause and one information:\n%s", log.All())
-			}
-			t.Logf("slowest of 200 publishes: %v before, %v with a full queue; %d failed statements", before, during, s.Stats().Failures)
-		})
-	}
-}
-
-// On servers whose queue cannot be made small, a stalled listener: publishers and the sender go on.
-func TestStalledListenerLeavesPublishersUntouched(t *testing.T) {
-	t.Parallel()
-	everyPostgres(t, func(t *testing.T, server *postgres.Server) {
-		db := server.NewDatabase(t)
-		pool := newPool(t, db.URL)
-		stalled := mustConnect(t, db.URL)
-		mustExec(t, stalled, "listen news")
-		mustExec(t, stalled, "begin; select 1")
-		l := listen(t, pool, steady)
-		l.await(t, notify.Proven)
-		s := newSender(t, pool, notify.SenderConfig{})
-		for i := range 300 {
-			mustExec(t, pool, `select 1`)
-			notifyAll(t, s, "news", fmt.Sprint(strings.Repeat("x", 1000), i))
-		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		await.True(t, "300 notifications", func() bool { return l.kinds(notify.Notified) == 300 })
-	})
-}
-
 func TestForeignTransactions(t *testing.T) {
 	t.Parallel()
 	everyPostgres(t, func(t *testing.T, server *postgres.Server) {
@@ -366,89 +254,6 @@ func TestForeignTransactions(t *testing.T) {
 			t.Errorf("stats %+v", st)
 		}
 	})
-}
-
-// Fifty listeners whose server restarts. That they spread over time is TestReconnectsAreSpread's; here it is logged, from the
-// server's clock.
-func TestAllListenersComeBackAfterARestart(t *testing.T) {
-	t.Parallel()
-	server := postgres.Start(t, postgres.Options{Dedicated: true})
-	db := server.NewDatabase(t)
-	pool := newPool(t, db.URL)
-	const many = 50
-	var all []*notify.Listener
-	for range many {
-		l, err := notify.NewListener(pool, notify.ListenerConfig{Logger: slog.New(slog.DiscardHandler), ProvenPollInterval: -1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.Handle("news", &recorder{})
-		run(t, l)
-		all = append(all, l)
-	}
-	healthy := func() bool { return !slices.ContainsFunc(all, func(l *notify.Listener) bool { return !l.Healthy() }) }
-	await.True(t, "50 proofs", healthy)
-	arrivals := func() (ms []int64) {
-		t.Helper()
-		rows, err := pool.Query(t.Context(), `select (extract(epoch from backend_start) * 1000)::bigint from pg_stat_activity
-			where datname = current_database() and query like 'listen%' order by 1`)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ms, err = pgx.CollectRows(rows, pgx.RowTo[int64]); err != nil {
-			t.Fatal(err)
-		}
-		return ms
-	}
-	busiest := func(ms []int64) (n int) {
-		for i := range ms {
-			j := i
-			for j < len(ms) && ms[j] < ms[i]+100 {
-				j++
-			}
-			n = max(n, j-i)
-		}
-		return n
-	}
-	first := arrivals()
-	server.Restart(t)
-	await.True(t, "the losses to be noticed", func() bool {
-		return !slices.ContainsFunc(all, func(l *notify.Listener) bool { return l.Status().Losses == 0 })
-	})
-	await.True(t, "50 proofs again", healthy)
-	pool.Reset()
-	again := arrivals()
-	if len(again) != many {
-		t.Fatalf("%d listening connections, want %d", len(again), many)
-	}
-	spread := time.Duration(again[many-1]-again[0]) * time.Millisecond
-	t.Logf("started together: at most %d in 100ms; after the restart: over %v, at most %d in 100ms", busiest(first), spread, busiest(again))
-}
-
-func TestSwallowedConnectionIsReplaced(t *testing.T) {
-	t.Parallel()
-	server := postgres.Start(t, postgres.Options{})
-	db := server.NewDatabase(t)
-	pool := newPool(t, db.URL)
-	proxy, url := newProxy(t, db.URL)
-	cfg := fast
-	cfg.Direct, cfg.PollInterval, cfg.ProvenPollInterval = url, -1, -1
-	l := listen(t, pool, cfg)
-	l.await(t, notify.Proven)
-	for range 3 {
-		losses := l.Status().Losses
-		proxy.swallow()
-		start := time.Now()
-		publish(t, pool, "unheard")
-		await.True(t, "the loss to be noticed", func() bool { return l.Status().Losses > losses })
-		took := time.Since(start) // its bound is shown in virtual time
-		l.await(t, notify.Proven)
-		l.mustHear(t, pool)
-		t.Logf("noticed after %v, healthy again after %v", took, time.Since(start))
-	}
-	if n, want := l.kinds(notify.Resynced), int(l.Status().Losses)+1; n != want || want < 4 {
-		t.Errorf("%d resyncs, want one after each connection, %d", n, want)
-	}
 }
 
 func checkLimits(t *testing.T, server *postgres.Server) {

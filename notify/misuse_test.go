@@ -1,0 +1,75 @@
+package notify_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bounceproof/bounceproof/internal/pgscript"
+	"github.com/bounceproof/bounceproof/notify"
+)
+
+func TestSecondRunIsAnError(t *testing.T) {
+	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *scripted, l *listening) {
+		l.must(t, notify.Proven)
+		if err := l.Run(t.Context()); !errors.Is(err, notify.ErrRunning) {
+			t.Errorf("Run = %v", err)
+		}
+		pg.Notify("news", "undisturbed")
+		synctest.Wait()
+		if !l.heard("undisturbed") {
+			t.Error("the first Run was disturbed")
+		}
+	})
+}
+
+func TestMisusePanics(t *testing.T) {
+	t.Parallel()
+	pg := newScripted(t, pgscript.Options{})
+	fresh := func() *notify.Listener {
+		l, err := notify.NewListener(pg, notify.ListenerConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	h := notify.HandlerFunc(func(context.Context, notify.Event) {})
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	for want, f := range map[string]func(){
+		"notify: NewListener: nil pool":                   func() { _, _ = notify.NewListener(nil, notify.ListenerConfig{}) },
+		"notify: NewSender: nil db":                       func() { _, _ = notify.NewSender(nil, notify.SenderConfig{}) },
+		"notify: Handle: nil handler for channel a":       func() { fresh().Handle("a", nil) },
+		"notify: channel is too long":                     func() { fresh().Handle(strings.Repeat("x", 64), h) },
+		"notify: Handle: second handler for channel a":    func() { l := fresh(); l.Handle("a", h); l.Handle("a", h) },
+		"notify: Handle: called after Run, for channel a": func() { l := fresh(); _ = l.Run(done); l.Handle("a", h) },
+	} {
+		func() {
+			defer func() {
+				if text, _ := recover().(string); !strings.HasPrefix(text, want) {
+					t.Errorf("panic %q, want %q", text, want)
+				}
+			}()
+			f()
+		}()
+	}
+}
+
+func TestListenerConfigIsChecked(t *testing.T) {
+	t.Parallel()
+	for field, cfg := range map[string]notify.ListenerConfig{
+		"Direct":           {Direct: "postgres://user:secret@host:port/db"},
+		"HeartbeatTimeout": {HeartbeatTimeout: -1},
+		"ReconnectMin ":    {ReconnectMin: -1},
+		"ReconnectMax":     {ReconnectMin: time.Minute, ReconnectMax: time.Second},
+		"MaxPending":       {MaxPending: -1},
+	} {
+		_, err := notify.NewListener(newScripted(t, pgscript.Options{}), cfg)
+		if err == nil || !strings.Contains(err.Error(), field) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
