@@ -17,6 +17,7 @@ import (
 	"github.com/bounceproof/bounceproof/notify"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
+	"github.com/bounceproof/bounceproof/testenv/proxy"
 )
 
 // follower is a subscriber as one should be: each event makes it look at the table.
@@ -44,7 +45,7 @@ func (f *follower) HandleEvent(ctx context.Context, e notify.Event) {
 	}
 }
 
-// Nothing is lost: 50 publishers, listeners whose connections are killed, dropped, cut off and swallowed. After the last
+// Nothing is lost: 50 publishers, listeners whose connections are killed, dropped, cut off and silenced. After the last
 // publish every subscriber gets a wake-up that came after it.
 //
 // NOTIFY_ENDURANCE sets how long the disorder lasts; the default is short enough for every run.
@@ -66,7 +67,7 @@ func TestNothingIsLostWhileConnectionsDie(t *testing.T) {
 		t.Fatal(err)
 	}
 	pooled := newPool(t, transaction.URL(db.Name))
-	proxy, swallowed := newProxy(t, db.URL)
+	blackHole := proxy.Start(t, db.URL)
 
 	sender := newSender(t, pooled, notify.SenderConfig{})
 	log := &logrec.Recorder{}
@@ -91,7 +92,7 @@ func TestNothingIsLostWhileConnectionsDie(t *testing.T) {
 	}
 	for i := range 2 {
 		follow(fmt.Sprint("direct ", i), direct, func(*notify.ListenerConfig) {})
-		follow(fmt.Sprint("proxy ", i), pooled, func(c *notify.ListenerConfig) { c.Direct = swallowed })
+		follow(fmt.Sprint("proxy ", i), pooled, func(c *notify.ListenerConfig) { c.Direct = blackHole.URL(db.URL) })
 		follow(fmt.Sprint("session ", i), pooled, func(c *notify.ListenerConfig) { c.Direct = session.URL(db.Name) })
 		follow(fmt.Sprint("transaction ", i), pooled, func(*notify.ListenerConfig) {})
 	}
@@ -130,7 +131,15 @@ func TestNothingIsLostWhileConnectionsDie(t *testing.T) {
 			killed.Add(tag.RowsAffected())
 		}
 	})
-	disorder(1, 3*time.Second, func() { proxy.swallow() })
+	disorder(1, time.Second, func() {
+		blackHole.BlackHole()
+		select {
+		case <-ctx.Done():
+		case <-time.After(4 * time.Second): // longer than Heartbeat and HeartbeatTimeout
+		}
+		blackHole.CutAll()
+		blackHole.Heal()
+	})
 	// One goroutine for both, for a PgBouncer that is down takes no KILL.
 	disorder(2, 3*time.Second, func() {
 		if kills[2].Load()%2 == 0 {
@@ -186,7 +195,7 @@ func TestNothingIsLostWhileConnectionsDie(t *testing.T) {
 	for _, f := range followers {
 		await.True(t, fmt.Sprintf("%s (%v) to see the last event", f.name, f.Status()), func() bool { return f.seen.Load() == newest })
 	}
-	t.Logf("%d events, %d statements of the sender; all seen %v after the last; %d backends terminated, %d times swallowed, %d SIGKILL, %d KILL",
+	t.Logf("%d events, %d statements of the sender; all seen %v after the last; %d backends terminated, %d times silenced, %d SIGKILL, %d KILL",
 		published.Load(), sender.Stats().Statements, time.Since(end), killed.Load(), kills[1].Load(), kills[2].Load()-kills[3].Load(), kills[3].Load())
 	for _, f := range followers {
 		st := f.Status()

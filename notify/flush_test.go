@@ -82,7 +82,7 @@ func TestFlushReportsWhyItGaveUpAndKeepsTheNotifications(t *testing.T) {
 	})
 }
 
-func TestCloseDrainsThenRefuses(t *testing.T) {
+func TestCloseSendsWhatWaitsThenRefuses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newFakeDB()

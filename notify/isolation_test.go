@@ -51,8 +51,8 @@ func TestProofAloneFindsIsolationAndCleansUp(t *testing.T) {
 					t.Errorf("it claims health: %+v", st)
 				}
 				l.stop()
-				if traffic == "quiet" { // beside others, finding the polluted server again takes luck
-					mustNotPollute(t, b.URL(db.Name))
+				if traffic == "quiet" { // beside others, finding the server that listens again takes luck
+					mustLeaveNoListen(t, b.URL(db.Name))
 				}
 			})
 		}
@@ -119,11 +119,11 @@ func TestPoolerThatChangesItsModeIsNoticed(t *testing.T) {
 				})
 				polled := l.kinds(notify.Polled)
 				await.True(t, "polling", func() bool { return l.kinds(notify.Polled) > polled+1 })
-				mustNotPollute(t, b.URL(db.Name))
+				mustLeaveNoListen(t, b.URL(db.Name))
 				t.Log(l.Status().Reason)
 				change(t, b, "session")
 				l.await(t, notify.Proven)
-				l.mustHear(t, direct)
+				l.mustReceive(t, direct)
 			})
 		})
 	}

@@ -137,8 +137,8 @@ func publish(t *testing.T, pool notify.Execer, payload string) {
 	}
 }
 
-// mustHear shows that the listener hears what others say.
-func (l *listening) mustHear(t *testing.T, pool notify.Execer) {
+// mustReceive shows that the listener receives what others send.
+func (l *listening) mustReceive(t *testing.T, pool notify.Execer) {
 	t.Helper()
 	payload := fmt.Sprint("hello ", time.Now().UnixNano())
 	publish(t, pool, payload)
@@ -173,7 +173,7 @@ func TestDirectConnectionIsProvenAndHears(t *testing.T) {
 		l := listen(t, pool, steady)
 		l.await(t, notify.Proven)
 		await.True(t, "a resync", func() bool { return l.kinds(notify.Resynced) == 1 })
-		l.mustHear(t, pool)
+		l.mustReceive(t, pool)
 		if st := l.Status(); st.Pooled || st.Proofs != 1 || st.Reason != "" || !l.Healthy() {
 			t.Errorf("status %+v", st)
 		}
@@ -205,7 +205,7 @@ func TestSessionModeIsProvenAndHears(t *testing.T) {
 		pool := newPool(t, b.URL(db.Name))
 		l := listen(t, pool, steady)
 		l.await(t, notify.Proven)
-		l.mustHear(t, pool)
+		l.mustReceive(t, pool)
 		if st := l.Status(); !st.Pooled {
 			t.Errorf("status %+v, want Pooled", st)
 		}
@@ -237,7 +237,7 @@ func TestTransactionModeIsIsolatedAndPolled(t *testing.T) {
 					t.Errorf("%d warnings, want one that names the remedy:\n%s", n, l.log.All())
 				}
 				l.stop()
-				mustNotPollute(t, b.URL(db.Name))
+				mustLeaveNoListen(t, b.URL(db.Name))
 			})
 		}
 	})
@@ -263,16 +263,16 @@ func keepBusy(t *testing.T, url string, n int) {
 	t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
-// mustNotPollute shows that no server connection of the pooler listens to anything: as many clients as it has servers
+// mustLeaveNoListen shows that no server connection of the pooler listens to anything: as many clients as it has servers
 // hold one each at the same time.
-func mustNotPollute(t *testing.T, url string) {
+func mustLeaveNoListen(t *testing.T, url string) {
 	t.Helper()
 	const servers = 4 // pgbouncer.Options.PoolSize
 	var conns []*pgx.Conn
 	for range servers {
 		conns = append(conns, mustConnect(t, url))
 	}
-	servant := make(chan string, servers)
+	listeningPID := make(chan string, servers)
 	var wg sync.WaitGroup
 	for _, conn := range conns {
 		wg.Go(func() {
@@ -283,13 +283,13 @@ func mustNotPollute(t *testing.T, url string) {
 			if err != nil || channels != 0 {
 				t.Errorf("server connection %s listens to %d channels (%v)", pid, channels, err)
 			}
-			servant <- pid
+			listeningPID <- pid
 		})
 	}
 	wg.Wait()
-	close(servant)
+	close(listeningPID)
 	distinct := map[string]bool{}
-	for pid := range servant {
+	for pid := range listeningPID {
 		distinct[pid] = true
 	}
 	if len(distinct) < 2 {
@@ -307,7 +307,7 @@ func TestDirectSessionBesideATransactionPool(t *testing.T) {
 		pool := newPool(t, b.URL(db.Name))
 		l := listen(t, pool, steadyBy(db.URL))
 		l.await(t, notify.Proven)
-		l.mustHear(t, pool)
+		l.mustReceive(t, pool)
 	})
 }
 

@@ -41,25 +41,25 @@ func TestEveryNotificationIsFollowedByAStatement(t *testing.T) {
 				return nil
 			}
 			s := newSender(t, db, notify.SenderConfig{Window: window, MaxPending: bound, RetryMax: 50 * time.Millisecond})
-			type said struct {
+			type call struct {
 				channel, payload string
 				after            time.Duration
 			}
-			var all []said
+			var all []call
 			for i, step := range steps {
 				channel, payload := fmt.Sprint("c", payloads[i]%3), fmt.Sprint(payloads[i])
 				now := time.Since(db.born)
 				switch step {
 				case 0, 1, 2, 3:
 					notifyAll(t, s, channel, payload)
-					all = append(all, said{channel, payload, now})
+					all = append(all, call{channel, payload, now})
 				case 4, 5:
 					inside := len(tx.statements())
 					if err := s.NotifyTx(t.Context(), tx, channel, payload); err != nil {
 						rt.Fatal(err)
 					}
 					if len(tx.statements()) == inside {
-						all = append(all, said{channel, payload, now + window})
+						all = append(all, call{channel, payload, now + window})
 					}
 				case 6:
 					db.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"github.com/bounceproof/bounceproof/internal/await"
 	"github.com/bounceproof/bounceproof/notify"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
+	"github.com/bounceproof/bounceproof/testenv/proxy"
 )
 
 // Fifty listeners whose server restarts. That they spread over time is TestReconnectsAreSpread's; here it is logged, from the
@@ -70,25 +71,27 @@ func TestAllListenersComeBackAfterARestart(t *testing.T) {
 	t.Logf("started together: at most %d in 100ms; after the restart: over %v, at most %d in 100ms", busiest(first), spread, busiest(again))
 }
 
-func TestSwallowedConnectionIsReplaced(t *testing.T) {
+func TestSilentConnectionIsReplaced(t *testing.T) {
 	t.Parallel()
 	server := postgres.Start(t, postgres.Options{})
 	db := server.NewDatabase(t)
 	pool := newPool(t, db.URL)
-	proxy, url := newProxy(t, db.URL)
+	blackHole := proxy.Start(t, db.URL)
 	cfg := fast
-	cfg.Direct, cfg.PollInterval, cfg.ProvenPollInterval = url, -1, -1
+	cfg.Direct, cfg.PollInterval, cfg.ProvenPollInterval = blackHole.URL(db.URL), -1, -1
 	l := listen(t, pool, cfg)
 	l.await(t, notify.Proven)
 	for range 3 {
 		losses := l.Status().Losses
-		proxy.swallow()
+		blackHole.BlackHole()
 		start := time.Now()
 		publish(t, pool, "unheard")
 		await.True(t, "the loss to be noticed", func() bool { return l.Status().Losses > losses })
 		took := time.Since(start) // its bound is shown in virtual time
+		blackHole.CutAll()
+		blackHole.Heal()
 		l.await(t, notify.Proven)
-		l.mustHear(t, pool)
+		l.mustReceive(t, pool)
 		t.Logf("noticed after %v, healthy again after %v", took, time.Since(start))
 	}
 	if n, want := l.kinds(notify.Resynced), int(l.Status().Losses)+1; n != want || want < 4 {

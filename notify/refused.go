@@ -11,10 +11,10 @@ import (
 )
 
 // A server refuses a statement as a whole when it cannot represent one of its texts (class 22): an encoding without
-// that character (22P05), or a text that its encoding makes too long (22023). It does not say which one. What it may be
+// that character (22P05), or a text that its encoding makes too long (22023). It does not tell which one. What it may be
 // waits in a queue of its own and is sent in groups, which become half as long with every refusal, down to the one note
-// that is at fault, and twice as long with every success. Only that note gives up its payload, or, if the channel itself
-// cannot be said, is dropped. Everything else goes by other statements meanwhile.
+// that is at fault, and twice as long with every success. Only that note gives up its payload, or, if it is the channel that
+// the server refuses, is dropped. Everything else goes by other statements meanwhile.
 
 // maxRefusals is how many statements may be refused before the payloads that are still in doubt become one empty payload
 // per channel. It bounds the search where many payloads are at fault; what they announce is announced all the same.

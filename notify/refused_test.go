@@ -180,17 +180,17 @@ func TestOnlyWhatIsRefusedIsGivenUp(t *testing.T) {
 				return refusing(ctx, n)
 			}
 			s := newSender(t, db, notify.SenderConfig{Window: window, RetryMax: 20 * time.Millisecond})
-			type said struct {
+			type call struct {
 				note string // as it has to go out; empty when its channel is refused
 				at   time.Duration
 			}
-			var all []said
+			var all []call
 			for _, step := range steps {
 				switch {
 				case step < len(channels)*len(payloads):
 					channel, payload := channels[step%len(channels)], payloads[step/len(channels)]
 					notifyAll(t, s, channel, payload)
-					n := said{channel + " " + payload, time.Since(db.born)}
+					n := call{channel + " " + payload, time.Since(db.born)}
 					if strings.Contains(payload, "☃") {
 						n.note = channel + " "
 					}
@@ -217,10 +217,10 @@ func TestOnlyWhatIsRefusedIsGivenUp(t *testing.T) {
 			if n := len(got) - before; n > 4*len(steps)+4 {
 				problem = fmt.Sprint(n, " statements")
 			}
-			unsayable := false
+			channelRefused := false
 			for _, n := range all {
 				if n.note == "" {
-					unsayable = true
+					channelRefused = true
 					continue
 				}
 				found := false
@@ -237,7 +237,7 @@ func TestOnlyWhatIsRefusedIsGivenUp(t *testing.T) {
 					problem = fmt.Sprintf("statements %v apart", d)
 				}
 			}
-			if st := s.Stats(); st.Pending != 0 || st.Dropped > 0 != unsayable {
+			if st := s.Stats(); st.Pending != 0 || st.Dropped > 0 != channelRefused {
 				problem = fmt.Sprintf("stats %+v", st)
 			}
 		})

@@ -16,7 +16,7 @@ const (
 )
 
 // unlisten gives a pooler's server connection back as it was. What remains there would be sent to whoever is given that
-// server next, until server_lifetime ends it, and pgx keeps such strangers' notifications for ever.
+// server next, until server_lifetime ends it, and pgx keeps notifications that nobody reads for ever.
 //
 // Behind transaction mode a statement lands where the pooler likes, usually on the server used last. So after a few tries
 // each wrong server is held in a transaction, and the next connection is given another one. All of it takes a tenth of

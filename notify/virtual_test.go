@@ -57,7 +57,7 @@ func TestHeartbeatGoesOnAndKeepsTheStateProven(t *testing.T) {
 }
 
 func TestBlackHoleIsNoticedWithin15Seconds(t *testing.T) {
-	for name, hole := range map[string]func(*scripted){
+	for name, silence := range map[string]func(*scripted){
 		"listener's connection": (*scripted).StallAll,
 		"everything":            func(pg *scripted) { pg.StallAll(); pg.with(func() { pg.silent = true }) },
 		"everything, and nobody can connect": func(pg *scripted) {
@@ -71,7 +71,7 @@ func TestBlackHoleIsNoticedWithin15Seconds(t *testing.T) {
 				var worst time.Duration
 				for range 10 {
 					time.Sleep(time.Since(pg.born) % (7 * time.Second)) // at some point of the heartbeat
-					hole(pg)
+					silence(pg)
 					start := time.Now()
 					// Not the state: with luck it reconnects at once.
 					for losses := l.Status().Losses; l.Status().Losses == losses; {

@@ -145,7 +145,7 @@ func (s *Sender) round(b batch, sql string) {
 	s.roundEndedLocked()
 }
 
-// send runs the statement, if there is anything to say.
+// send runs the statement, if there is anything to send.
 func (s *Sender) send(notes []note, sql string) error {
 	if len(notes) == 0 {
 		return nil

@@ -111,7 +111,7 @@ func (c *client) blocked(side Side) bool {
 		_ = c.conn.Close()
 		return true
 	case stall:
-		// The client's writes must not block, and its goodbye is heard.
+		// The client's writes must not block, and its Terminate ends it.
 		for {
 			msg, err := c.be.Receive()
 			if _, bye := msg.(*pgproto3.Terminate); bye || err != nil {

@@ -26,7 +26,7 @@ func (b *Backend) Cut(side Side, n int) *Trigger {
 	return b.plan(&Trigger{side: side, left: n, do: cut})
 }
 
-// Stall makes a connection deaf in place of the nth message from a side: it stays open, and nothing that comes is read or answered until
+// Stall makes a connection silent in place of the nth message from a side: it stays open, and nothing that comes is read or answered until
 // the client closes it. then, if not nil, is called at that moment on the backend's goroutine.
 func (b *Backend) Stall(side Side, n int, then func()) *Trigger {
 	return b.plan(&Trigger{side: side, left: n, do: stall, then: then})
