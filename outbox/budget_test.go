@@ -16,7 +16,7 @@ import (
 
 func TestPublishCostsNoRoundTripOfItsOwn(t *testing.T) {
 	t.Parallel()
-	db := setup(t, outbox.Config{WakeUp: outbox.Poll})
+	db := setup(t, outbox.Config{WakeUp: outbox.WakeUpPoll})
 	p := db.proc
 	if _, err := db.conn.Exec(t.Context(), "create table business (id int primary key, n int); insert into business values (1, 0)"); err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestPublishCostsNoRoundTripOfItsOwn(t *testing.T) {
 
 func TestDeliveryCostsOneRoundTripAPageSet(t *testing.T) {
 	t.Parallel()
-	db := setup(t, outbox.Config{Lanes: 4, WakeUp: outbox.Poll})
+	db := setup(t, outbox.Config{Lanes: 4, WakeUp: outbox.WakeUpPoll})
 	for range 20 {
 		db.proc.publish(t, events(100, unkeyed)...)
 	}
@@ -92,7 +92,7 @@ func TestAPageIsAnIndexRange(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			db.proc.subscribe(t, "now", outbox.SubscriptionConfig{Start: outbox.Now}) // makes a tick
+			db.proc.subscribe(t, "now", outbox.SubscriptionConfig{Start: outbox.StartNow()}) // makes a tick
 			tx, err := db.conn.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)

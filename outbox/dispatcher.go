@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -46,6 +47,9 @@ type DispatcherConfig struct {
 	// ShutdownTimeout is how long handlers may go on when Run is told to stop. Then their context is done; Run waits for them
 	// in any case. Defaults to 10 s. Negative: their context is done at once.
 	ShutdownTimeout time.Duration
+
+	// Middleware is called around every call of the handler; the first is the outermost.
+	Middleware []Middleware
 
 	// Owner begins the name under which the dispatcher holds its leases, for people to read. Defaults to the host's name and
 	// the process id. What makes it unique is added.
@@ -89,16 +93,22 @@ func (cfg DispatcherConfig) resolve(s *Store) (DispatcherConfig, error) {
 	}
 	switch {
 	case cfg.LeaseDuration < 100*time.Millisecond:
-		return cfg, fmt.Errorf("outbox: dispatcher: lease duration %v: want at least 100 ms", cfg.LeaseDuration)
+		return cfg, fmt.Errorf("outbox: DispatcherConfig.LeaseDuration %v: want at least 100 ms", cfg.LeaseDuration)
 	case cfg.Concurrency < 0:
-		return cfg, fmt.Errorf("outbox: dispatcher: concurrency %d: want at least 1", cfg.Concurrency)
+		return cfg, fmt.Errorf("outbox: DispatcherConfig.Concurrency %d: want at least 1", cfg.Concurrency)
 	case cfg.PageSize < 0 || cfg.PageSize > 1000:
-		return cfg, fmt.Errorf("outbox: dispatcher: page size %d: want 1 to 1,000", cfg.PageSize)
+		return cfg, fmt.Errorf("outbox: DispatcherConfig.PageSize %d: want 1 to 1,000", cfg.PageSize)
 	case cfg.MinBackoff < 0 || cfg.MaxBackoff < cfg.MinBackoff:
-		return cfg, fmt.Errorf("outbox: dispatcher: backoff from %v to %v", cfg.MinBackoff, cfg.MaxBackoff)
+		return cfg, fmt.Errorf("outbox: DispatcherConfig.MinBackoff %v, MaxBackoff %v: want 0 or more, and the second not below the first", cfg.MinBackoff, cfg.MaxBackoff)
 	case len(cfg.Owner) > 200 || !storable(cfg.Owner):
-		return cfg, errors.New("outbox: dispatcher: owner: want text of at most 200 bytes")
+		return cfg, errors.New("outbox: DispatcherConfig.Owner: want text of at most 200 bytes")
 	}
+	for i, m := range cfg.Middleware {
+		if m == nil {
+			return cfg, fmt.Errorf("outbox: DispatcherConfig.Middleware[%d]: nil", i)
+		}
+	}
+	cfg.Middleware = slices.Clone(cfg.Middleware)
 	return cfg, nil
 }
 
@@ -106,26 +116,28 @@ func (cfg DispatcherConfig) resolve(s *Store) (DispatcherConfig, error) {
 // subscription's lanes. Safe for concurrent use.
 type Dispatcher struct {
 	sub     *Subscription
-	handler Handler
+	kind    kind
 	cfg     DispatcherConfig
 	wake    chan struct{} // capacity 1
 	running atomic.Bool
 	counts  counts
 }
 
-// NewDispatcher returns a dispatcher that does nothing until Run.
+// NewDispatcher returns a dispatcher that does nothing until Run. It calls the method of the most specific interface that h implements, see
+// [Handler]; functions of all kinds have adapters: [HandlerFunc], [BatchHandlerFunc], [TxHandlerFunc] and [BatchTxHandlerFunc]. The error
+// names the field of cfg that is wrong. A nil subscription or handler panics.
 func NewDispatcher(sub *Subscription, h Handler, cfg DispatcherConfig) (*Dispatcher, error) {
 	if sub == nil {
-		return nil, errors.New("outbox: dispatcher: no subscription")
+		panic("outbox: NewDispatcher: nil subscription")
 	}
 	if h == nil {
-		return nil, errors.New("outbox: dispatcher: no handler")
+		panic("outbox: NewDispatcher: nil handler")
 	}
 	cfg, err := cfg.resolve(sub.store)
 	if err != nil {
 		return nil, err
 	}
-	return &Dispatcher{sub: sub, handler: h, cfg: cfg, wake: make(chan struct{}, 1)}, nil
+	return &Dispatcher{sub: sub, kind: kindOf(h), cfg: cfg, wake: make(chan struct{}, 1)}, nil
 }
 
 // ErrRunning is returned by a Run while another one of the same dispatcher runs.

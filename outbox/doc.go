@@ -6,7 +6,7 @@
 //		// … the business's own statements …
 //		return store.Publish(ctx, tx, outbox.Event{Type: "order.paid", Key: "7", Payload: body})
 //	})
-//	sub, err := store.Subscribe(ctx, "mailer", outbox.SubscriptionConfig{Start: outbox.Earliest})
+//	sub, err := store.Subscribe(ctx, "mailer", outbox.SubscriptionConfig{Start: outbox.StartEarliest()})
 //	d, err := outbox.NewDispatcher(sub, outbox.HandlerFunc(send), outbox.DispatcherConfig{})
 //	err = d.Run(ctx)
 //

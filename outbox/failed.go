@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -16,40 +15,6 @@ const maxBlocked = 10_000
 
 // maxErrorText is how much of a handler's error is stored.
 const maxErrorText = 2000
-
-// discarded and postponed are what a handler's error may say beyond "again".
-type discarded struct{ err error }
-
-func (e *discarded) Error() string { return "discarded: " + e.err.Error() }
-func (e *discarded) Unwrap() error { return e.err }
-
-// Discard marks a handler's error as final and the event as not worth keeping: it counts as handled, and events behind it go
-// on. A nil err is allowed.
-func Discard(err error) error {
-	if err == nil {
-		err = errors.New("discarded")
-	}
-	return &discarded{err}
-}
-
-type postponed struct {
-	after time.Duration
-	err   error
-}
-
-func (e *postponed) Error() string {
-	return fmt.Sprintf("retry after %v: %v", e.after, e.err)
-}
-func (e *postponed) Unwrap() error { return e.err }
-
-// RetryAfter marks a handler's error so that the next attempt comes after d rather than after the usual backoff. The attempt
-// counts all the same. A nil err is allowed.
-func RetryAfter(d time.Duration, err error) error {
-	if err == nil {
-		err = errors.New("retry asked for")
-	}
-	return &postponed{max(d, 0), err}
-}
 
 // failKey is what failed events wait by: their key, or themselves.
 type failKey struct {

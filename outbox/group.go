@@ -237,7 +237,7 @@ func (r *runner) start(j *job) {
 	}
 	go func() {
 		defer cancel(nil)
-		j.work()
+		r.d.kind.work(j)
 		r.results <- j
 	}()
 }

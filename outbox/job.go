@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
-	"sync/atomic"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // item is an event with the handlers.
@@ -121,13 +117,13 @@ func (j *job) tally() *changes {
 func (j *job) failed(it *item, c *changes) {
 	if j.lane.fail(it, it.err, &j.r.policy, c) {
 		j.r.d.counts.dead.Add(1)
-		j.r.log.Warn("outbox: an event is dead", slog.Int("lane", it.Lane), slog.Int64("seq", it.Seq), slog.String("type", it.Type),
+		j.r.log.Warn("bounceproof: outbox: an event is dead", slog.Int("lane", it.Lane), slog.Int64("seq", it.Seq), slog.String("type", it.Type),
 			slog.Int("attempts", it.Attempt), slog.Any("error", it.err))
 	}
 }
 
-// settle notes how a call of the handler for one event ended. It reports whether the run goes on.
-func (j *job) settle(it *item, err error) bool {
+// note notes how a call of the handler for one event ended. It reports whether the run goes on.
+func (j *job) note(it *item, err error) bool {
 	counts := &j.r.d.counts
 	if err == nil {
 		it.outcome = succeeded
@@ -171,65 +167,10 @@ func (j *job) giveUp() {
 	}
 }
 
+// suspect reports whether the lane's former owners died so often that each attempt is to be written down before it begins.
+func (j *job) suspect() bool { return j.lane.crashes >= suspicious }
+
 func (j *job) halted() bool { return j.r.stop.Err() != nil || j.ctx.Err() != nil }
-
-// work calls the handler for all events. It returns when all calls have.
-func (j *job) work() {
-	suspect := j.lane.crashes >= suspicious
-	switch h := j.r.d.handler.(type) {
-	case HandlerFunc:
-		one := func(it *item) error { return guard(func() error { return h(j.ctx, it.Delivery) }) }
-		if suspect {
-			j.stepByStep(singly(one))
-			return
-		}
-		j.untilNoOutage(func() { j.sideBySide(one) })
-	case BatchHandlerFunc:
-		one := func(it *item) error { return guard(func() error { return h(j.ctx, []Delivery{it.Delivery}) }) }
-		if suspect {
-			j.stepByStep(singly(one))
-			return
-		}
-		if !j.batch(func(ds []Delivery) error { return guard(func() error { return h(j.ctx, ds) }) }) {
-			j.untilNoOutage(func() { j.oneByOne(one) })
-		}
-	case TxHandlerFunc:
-		j.stepByStep(inTx(func(tx pgx.Tx, it *item) error {
-			return guard(func() error { return h(j.ctx, tx, it.Delivery) })
-		}))
-	case BatchTxHandlerFunc:
-		all := func(tx pgx.Tx, ds []Delivery) error { return guard(func() error { return h(j.ctx, tx, ds) }) }
-		if !suspect && j.pageInTx(all) {
-			return
-		}
-		j.stepByStep(inTx(func(tx pgx.Tx, it *item) error { return all(tx, []Delivery{it.Delivery}) }))
-	}
-}
-
-// sideBySide calls the handler for runs concurrently, each in order up to its first failure.
-func (j *job) sideBySide(one func(*item) error) {
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range min(len(j.runs), cap(j.r.slots)) {
-		wg.Go(func() {
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= len(j.runs) {
-					return
-				}
-				j.inOrder(j.runs[i], one)
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// oneByOne calls the handler for one event at a time.
-func (j *job) oneByOne(one func(*item) error) {
-	for _, run := range j.runs {
-		j.inOrder(run, one)
-	}
-}
 
 func (j *job) inOrder(run []*item, one func(*item) error) {
 	for _, it := range run {
@@ -241,33 +182,10 @@ func (j *job) inOrder(run []*item, one func(*item) error) {
 		}
 		err := one(it)
 		j.free()
-		if !j.settle(it, err) {
+		if !j.note(it, err) {
 			return
 		}
 	}
-}
-
-// batch calls the handler once for all events of the log; retries stay for later. It reports whether all is done.
-func (j *job) batch(all func([]Delivery) error) bool {
-	items := j.fresh()
-	if len(items) == 0 {
-		return false
-	}
-	if !j.slot() {
-		return true
-	}
-	err := all(deliveries(items))
-	j.free()
-	if err != nil && j.ctx.Err() != nil {
-		return true
-	}
-	if _, ok := errors.AsType[*discarded](err); err != nil && !ok {
-		return false
-	}
-	for _, it := range items {
-		j.settle(it, err)
-	}
-	return len(items) == j.size()
 }
 
 func (j *job) size() (n int) {
@@ -330,7 +248,7 @@ func (j *job) untilNoOutage(try func()) {
 			return
 		}
 		if round == 1 {
-			j.r.log.Warn("outbox: most of a page fails; the lane rests", slog.Int("lane", int(j.lane.id)), slog.Any("error", j.anError()))
+			j.r.log.Warn("bounceproof: outbox: most of a page fails; the lane rests", slog.Int("lane", int(j.lane.id)), slog.Any("error", j.anError()))
 		}
 		for _, run := range j.runs {
 			for _, it := range run {

@@ -27,6 +27,9 @@ import (
 //
 // Errors found before anything is sent are [*TooManyKeysError] and [ErrInvalidEvent].
 func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
+	if tx == nil {
+		panic("outbox: Publish: nil transaction")
+	}
 	if len(events) == 0 {
 		return nil
 	}

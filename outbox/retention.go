@@ -15,7 +15,7 @@ import (
 
 const (
 	sweepInterval = time.Minute
-	sweepStep     = 10_000 // rows a sweeping statement removes at most
+	sweepLimit     = 10_000 // rows a sweeping statement removes at most
 	forever       = 100 * 365 * 24 * time.Hour
 )
 
@@ -60,7 +60,7 @@ func (s *Store) Sweep(ctx context.Context) (Swept, error) {
 		if err != nil {
 			return total, fmt.Errorf("outbox: sweep: %w", err)
 		}
-		if max(n.Events, n.Ticks, n.Cursors, n.Dedup) < sweepStep {
+		if max(n.Events, n.Ticks, n.Cursors, n.Dedup) < sweepLimit {
 			return total, nil
 		}
 	}
@@ -97,24 +97,24 @@ func (r *runner) chores(ctx context.Context) {
 	timer := time.NewTimer(backoff.Spread(sweepInterval, 0.5))
 	defer timer.Stop()
 	for {
-		var what string
+		var what string // the message if err is not nil
 		var err error
 		select {
 		case <-ctx.Done():
 			return
 		case <-r.dueNow:
-			what = "move scheduled events"
+			what = "bounceproof: outbox: dispatcher could not move scheduled events; it tries again"
 			var n int64
 			if n, err = r.s.moveScheduled(ctx); n > 0 {
 				r.s.Wake()
 			}
 		case <-timer.C:
-			what = "sweep"
+			what = "bounceproof: outbox: dispatcher could not sweep; it tries again"
 			_, err = r.s.Sweep(ctx)
 			timer.Reset(backoff.Spread(sweepInterval, 0.1))
 		}
 		if err != nil && ctx.Err() == nil {
-			r.log.Warn("outbox: dispatcher could not "+what+"; it tries again", slog.Any("error", err))
+			r.log.Warn(what, slog.Any("error", err))
 			_ = backoff.Wait(ctx, databaseBackoff.Max)
 		}
 	}

@@ -106,7 +106,7 @@ func (r *runner) run(ctx context.Context) error {
 	}
 	endStop()
 	if err := r.drain(hard, cancel); fatal == nil && err != nil {
-		r.log.Warn("outbox: dispatcher did not leave in order; its lanes are free when their leases run out",
+		r.log.Warn("bounceproof: outbox: dispatcher did not leave in order; its lanes are free when their leases run out",
 			slog.Any("error", err))
 	}
 	if fatal != nil {
@@ -117,9 +117,7 @@ func (r *runner) run(ctx context.Context) error {
 
 // allowed refuses handlers with a transaction where there are none.
 func (r *runner) allowed(ctx context.Context) error {
-	switch r.d.handler.(type) {
-	case TxHandlerFunc, BatchTxHandlerFunc:
-	default:
+	if !r.d.kind.transactional() {
 		return nil
 	}
 	top, err := r.s.ex.Topology(ctx)
@@ -164,7 +162,7 @@ func (r *runner) turn(ctx context.Context) error {
 	switch {
 	case err == nil:
 		if r.failures > 0 {
-			r.log.Info("outbox: dispatcher works again", slog.Int("failures", r.failures))
+			r.log.Info("bounceproof: outbox: dispatcher works again", slog.Int("failures", r.failures))
 		}
 		r.failures, r.retryAt = 0, time.Time{}
 		return nil
@@ -174,7 +172,7 @@ func (r *runner) turn(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", ErrNotMigrated, err)
 	}
 	if r.failures++; r.failures == 1 {
-		r.log.Warn("outbox: dispatcher cannot reach its tables; it goes on trying", slog.Any("error", err))
+		r.log.Warn("bounceproof: outbox: dispatcher cannot reach its tables; it goes on trying", slog.Any("error", err))
 	}
 	r.retryAt = time.Now().Add(databaseBackoff.Delay(r.failures))
 	return nil
@@ -298,7 +296,7 @@ func (r *runner) collect(j *job) {
 	}
 	if l.failed.full() != l.paused {
 		l.paused = !l.paused
-		r.log.Warn("outbox: lane has too many waiting keys to read on, or no longer so", slog.Int("lane", int(l.id)),
+		r.log.Warn("bounceproof: outbox: lane has too many waiting keys to read on, or no longer so", slog.Int("lane", int(l.id)),
 			slog.Int("keys", len(l.failed.keys)), slog.Bool("paused", l.paused))
 	}
 }

@@ -134,9 +134,9 @@ func (st *Status) readFailed(ctx context.Context, tx pgx.Tx) error {
 type State string
 
 const (
-	Retrying State = "retry"  // it will be tried again at DueAt
-	Parked   State = "parked" // it waits behind another one of its key
-	Dead     State = "dead"   // it has failed for the last time
+	StateRetrying State = "retry"  // it will be tried again at DueAt
+	StateParked   State = "parked" // it waits behind another one of its key
+	StateDead     State = "dead"   // it has failed for the last time
 )
 
 // FailedEvent is an event that stands outside the log. Attempt is that of its last delivery, 0 if there was none.
@@ -224,7 +224,7 @@ func (sub *Subscription) fence(ctx context.Context, tx pgx.Tx, lanes []int16, to
 	}
 }
 
-// Replay moves the subscription to another place, back or ahead: see [Earliest], [Now] and [At]. What retention has removed does
+// Replay moves the subscription to another place, back or ahead: see [StartEarliest], [StartNow] and [StartAt]. What retention has removed does
 // not come back. Failed events stay what they are; for dead ones there are Retry and Discard. Pages that are with the handlers are
 // not recorded any more. Dispatchers notice within two seconds.
 func (sub *Subscription) Replay(ctx context.Context, start Start) error {

@@ -146,7 +146,7 @@ func singly(one func(*item) error) step {
 		if ok, err := s.trial(it, next); !ok || err != nil {
 			return err
 		}
-		s.settle(it, one(it))
+		s.note(it, one(it))
 		switch it.outcome {
 		case succeeded:
 			s.lane.succeed(it, &s.pending)
@@ -166,7 +166,7 @@ func inTx(one func(pgx.Tx, *item) error) step {
 			return errHalted
 		}
 		defer s.free()
-		if s.lane.crashes >= suspicious {
+		if s.suspect() {
 			if ok, err := s.trial(it, next); !ok || err != nil {
 				return err
 			}
@@ -179,7 +179,7 @@ func inTx(one func(pgx.Tx, *item) error) step {
 		if errors.Is(err, errUnsure) {
 			return err
 		}
-		s.settle(it, err)
+		s.note(it, err)
 		switch it.outcome {
 		case succeeded:
 			if err != nil { // discarded: nothing of it was recorded
@@ -226,7 +226,7 @@ func (j *job) pageInTx(all func(pgx.Tx, []Delivery) error) bool {
 		j.lane.failed.set(it.failKey()).rows++
 	}
 	for _, it := range items {
-		j.settle(it, nil)
+		j.note(it, nil)
 	}
 	j.recorded = true
 	return true

@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -17,10 +16,10 @@ import (
 type WakeUp int8
 
 const (
-	// Notify sends a coalesced NOTIFY after the commit, outside the publishing transaction. It is the default.
-	Notify WakeUp = iota
-	// Poll sends nothing: other processes find the events at their next poll.
-	Poll
+	// WakeUpNotify sends a coalesced NOTIFY after the commit, outside the publishing transaction. It is the default.
+	WakeUpNotify WakeUp = iota
+	// WakeUpPoll sends nothing: other processes find the events at their next poll.
+	WakeUpPoll
 )
 
 // Config of a [Store]. The zero value works.
@@ -34,7 +33,7 @@ type Config struct {
 	// database's is a [*ConfigMismatchError].
 	Lanes int
 
-	// WakeUp defaults to [Notify].
+	// WakeUp defaults to [WakeUpNotify].
 	WakeUp WakeUp
 
 	// Retention is how long events stay after they were published, at least until every subscription has them: for new subscriptions
@@ -68,22 +67,22 @@ type Store struct {
 var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 
 // New returns a store on an executor. It talks to nobody: the tables are checked at the first use. The executor stays the
-// caller's.
+// caller's. The error names the field of cfg that is wrong. A nil executor panics.
 func New(ex *executor.Executor, cfg Config) (*Store, error) {
 	if ex == nil {
-		return nil, errors.New("outbox: new: no executor")
+		panic("outbox: New: nil executor")
 	}
 	if cfg.Schema == "" {
 		cfg.Schema = "outbox"
 	}
 	if !identifier.MatchString(cfg.Schema) {
-		return nil, fmt.Errorf("outbox: new: schema %q: want letters, digits and underscores, at most 63", cfg.Schema)
+		return nil, fmt.Errorf("outbox: Config.Schema %q: want letters, digits and underscores, at most 63", cfg.Schema)
 	}
 	if cfg.Lanes < 0 || cfg.Lanes > 1024 {
-		return nil, fmt.Errorf("outbox: new: %d lanes: want 1 to 1,024, or 0 for the default", cfg.Lanes)
+		return nil, fmt.Errorf("outbox: Config.Lanes %d: want 1 to 1,024, or 0 for the default", cfg.Lanes)
 	}
-	if cfg.WakeUp != Notify && cfg.WakeUp != Poll {
-		return nil, fmt.Errorf("outbox: new: unknown wake-up %d", cfg.WakeUp)
+	if cfg.WakeUp != WakeUpNotify && cfg.WakeUp != WakeUpPoll {
+		return nil, fmt.Errorf("outbox: Config.WakeUp %d: unknown", cfg.WakeUp)
 	}
 	if cfg.Retention == 0 {
 		cfg.Retention = 7 * 24 * time.Hour
@@ -108,11 +107,11 @@ func New(ex *executor.Executor, cfg Config) (*Store, error) {
 func (s *Store) Channel() string { return s.schema }
 
 // Wake tells dispatchers to look for events now: those of this store in this process directly, others by NOTIFY unless
-// Config.WakeUp is [Poll]. It never blocks and is coalesced. Only a transaction that is no [executor.Tx] needs it, after its
+// Config.WakeUp is [WakeUpPoll]. It never blocks and is coalesced. Only a transaction that is no [executor.Tx] needs it, after its
 // commit.
 func (s *Store) Wake() {
 	s.wakeLocal()
-	if s.wakeUp == Notify {
+	if s.wakeUp == WakeUpNotify {
 		_ = s.ex.Notify(s.Channel(), "") // it refuses only names that New refuses too
 	}
 }

@@ -33,7 +33,7 @@ func TestConfigIsChecked(t *testing.T) {
 	sub := db.proc.subscribe(t, "s", outbox.SubscriptionConfig{})
 	h := outbox.HandlerFunc(newRecorder().handle)
 	for _, cfg := range []outbox.DispatcherConfig{
-		{LeaseDuration: time.Millisecond}, {Concurrency: -1}, {PageSize: 1001}, {MinBackoff: 2, MaxBackoff: 1}, {Owner: "\x00"},
+		{LeaseDuration: time.Millisecond}, {Concurrency: -1}, {PageSize: 1001}, {MinBackoff: 2, MaxBackoff: 1}, {Owner: "\x00"}, {Middleware: []outbox.Middleware{nil}},
 	} {
 		if _, err := outbox.NewDispatcher(sub, h, cfg); err == nil {
 			t.Errorf("%+v was taken", cfg)
@@ -157,7 +157,7 @@ func TestSubscriptionsStartWhereTheySay(t *testing.T) {
 	p := db.proc
 	p.publish(t, outbox.Event{Type: "1"})
 	first := newRecorder()
-	start(t, p.subscribe(t, "first", outbox.SubscriptionConfig{Start: outbox.Earliest}), outbox.HandlerFunc(first.handle), quick)
+	start(t, p.subscribe(t, "first", outbox.SubscriptionConfig{Start: outbox.StartEarliest()}), outbox.HandlerFunc(first.handle), quick)
 	eventually(t, "one", func() bool { return first.n.Load() == 1 })
 	var between time.Time
 	if err := db.conn.QueryRow(t.Context(), "select clock_timestamp()").Scan(&between); err != nil {
@@ -166,9 +166,9 @@ func TestSubscriptionsStartWhereTheySay(t *testing.T) {
 	p.publish(t, outbox.Event{Type: "2"})
 	eventually(t, "two", func() bool { return first.n.Load() == 2 })
 	subs := map[string]*outbox.Subscription{
-		"123": p.subscribe(t, "earliest", outbox.SubscriptionConfig{Start: outbox.Earliest}),
-		"23":  p.subscribe(t, "between", outbox.SubscriptionConfig{Start: outbox.At(between)}),
-		"3":   p.subscribe(t, "now", outbox.SubscriptionConfig{Start: outbox.Now}),
+		"123": p.subscribe(t, "earliest", outbox.SubscriptionConfig{Start: outbox.StartEarliest()}),
+		"23":  p.subscribe(t, "between", outbox.SubscriptionConfig{Start: outbox.StartAt(between)}),
+		"3":   p.subscribe(t, "now", outbox.SubscriptionConfig{Start: outbox.StartNow()}),
 	}
 	p.publish(t, outbox.Event{Type: "3"})
 	for want, sub := range subs {
@@ -187,9 +187,9 @@ func TestSubscriptionsStartWhereTheySay(t *testing.T) {
 			t.Errorf("%s: delivered %s, want %s", sub.Name(), types(), want)
 		}
 		// Subscribing again changes nothing.
-		p.subscribe(t, sub.Name(), outbox.SubscriptionConfig{Start: outbox.Earliest})
+		p.subscribe(t, sub.Name(), outbox.SubscriptionConfig{Start: outbox.StartEarliest()})
 		// Back to the second, while it runs.
-		if err := sub.Replay(t.Context(), outbox.At(between)); err != nil {
+		if err := sub.Replay(t.Context(), outbox.StartAt(between)); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, want+" and 23 again", func() bool { return rec.n.Load() >= int64(len(want)+2) })
@@ -240,11 +240,11 @@ func TestStatusCountsWhatIsPending(t *testing.T) {
 		t.Errorf("while it runs: %+v", s)
 	}
 	sick.Store(false)
-	list, err := sub.Failed(t.Context(), outbox.Dead, 0, 10)
+	list, err := sub.Failed(t.Context(), outbox.StateDead, 0, 10)
 	if err != nil || len(list) != 2 || list[0].LastError != "sick" || list[0].Attempt != 2 || list[0].Key == "" {
 		t.Fatalf("dead: %+v, %v", list, err)
 	}
-	if parked, err := sub.Failed(t.Context(), outbox.Parked, list[1].Seq, 5); err != nil || len(parked) != 5 {
+	if parked, err := sub.Failed(t.Context(), outbox.StateParked, list[1].Seq, 5); err != nil || len(parked) != 5 {
 		t.Errorf("parked: %+v, %v", parked, err)
 	}
 	seq := list[slices.IndexFunc(list, func(f outbox.FailedEvent) bool { return f.Key == "3" })].Seq

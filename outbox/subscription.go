@@ -12,26 +12,25 @@ import (
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
-// Start says where a new subscription begins. The zero value is [Earliest].
+// Start says where a new subscription begins. The zero value is [StartEarliest].
 type Start struct {
 	now bool
 	at  time.Time
 }
 
-var (
-	// Earliest begins with the oldest event that retention has left.
-	Earliest = Start{}
-	// Now begins with what commits after Subscribe was called.
-	Now = Start{now: true}
-)
+// StartEarliest begins with the oldest event that retention has left.
+func StartEarliest() Start { return Start{} }
 
-// At begins with what committed after the last tick before t: nothing from t on is left out, a little before it may come too.
-// Times before the oldest tick that retention has left are [Earliest].
-func At(t time.Time) Start { return Start{at: t} }
+// StartNow begins with what commits after Subscribe, or Replay, was called.
+func StartNow() Start { return Start{now: true} }
+
+// StartAt begins with what committed after the last tick before t: nothing from t on is left out, a little before it may come too.
+// Times before the oldest tick that retention has left are [StartEarliest].
+func StartAt(t time.Time) Start { return Start{at: t} }
 
 // SubscriptionConfig says how a subscription behaves. The zero value works.
 type SubscriptionConfig struct {
-	// Start counts only when the subscription is created. Defaults to [Earliest].
+	// Start counts only when the subscription is created. Defaults to [StartEarliest].
 	Start Start
 
 	// SkipOnDead lets events follow a dead one of the same key. By default a key whose event has failed for the last time stays

@@ -17,7 +17,7 @@ func TestACommitThatNoSnapshotListedIsNoticed(t *testing.T) {
 	for name, control := range map[string]bool{"tick": false, "control without the range of ids": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := setup(t, outbox.Config{WakeUp: outbox.Poll})
+			db := setup(t, outbox.Config{WakeUp: outbox.WakeUpPoll})
 			if control {
 				db.proc.store.RewriteTick(func(sql string) string {
 					if !strings.Contains(sql, clause) {

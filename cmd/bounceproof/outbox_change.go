@@ -104,18 +104,18 @@ they are.`,
 func parseStart(from string, now time.Time) (outbox.Start, error) {
 	switch from {
 	case "earliest":
-		return outbox.Earliest, nil
+		return outbox.StartEarliest(), nil
 	case "now":
-		return outbox.Now, nil
+		return outbox.StartNow(), nil
 	}
 	if d, err := time.ParseDuration(from); err == nil && d > 0 {
-		return outbox.At(now.Add(-d)), nil
+		return outbox.StartAt(now.Add(-d)), nil
 	}
 	at, err := time.Parse(time.RFC3339, from)
 	if err != nil {
 		return outbox.Start{}, fmt.Errorf("%q: want earliest, now, a time such as 2026-01-31T12:00:00Z, or a duration such as 90m", from)
 	}
-	return outbox.At(at), nil
+	return outbox.StartAt(at), nil
 }
 
 func newOutboxUnsubscribe(f *outboxFlags) *cobra.Command {

@@ -264,9 +264,9 @@ func TestParseStart(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
 	for from, want := range map[string]outbox.Start{
-		"earliest": outbox.Earliest, "now": outbox.Now,
-		"90m":                  outbox.At(time.Date(2026, 1, 31, 10, 30, 0, 0, time.UTC)),
-		"2026-01-30T00:00:00Z": outbox.At(time.Date(2026, 1, 30, 0, 0, 0, 0, time.UTC)),
+		"earliest": outbox.StartEarliest(), "now": outbox.StartNow(),
+		"90m":                  outbox.StartAt(time.Date(2026, 1, 31, 10, 30, 0, 0, time.UTC)),
+		"2026-01-30T00:00:00Z": outbox.StartAt(time.Date(2026, 1, 30, 0, 0, 0, 0, time.UTC)),
 	} {
 		if got, err := parseStart(from, now); err != nil || got != want {
 			t.Errorf("%s: %v, %v", from, got, err)
