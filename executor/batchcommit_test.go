@@ -9,20 +9,21 @@ import (
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 // A batch is one transaction that a lost statement takes back as a whole, unless something in it has committed on the way: a COMMIT that
 // does not look like one, or a procedure that commits. Then it must not be sent again.
 func TestBatchWithACommitInsideIsNotSentAgain(t *testing.T) {
 	t.Parallel()
-	s := place{direct, "", "15"}.build(t)
-	admin := s.plain(t)
-	s.must(t, admin, "create table runs (n int); create procedure committing() language plpgsql as 'begin commit; end'")
+	s := place.New(place.Direct, "", "15").Start(t)
+	admin := connect(t, s.DB.URL)
+	mustExec(t, admin, "create table runs (n int); create procedure committing() language plpgsql as 'begin commit; end'")
 	for _, ending := range []string{
 		"select 1", "commit", "end", "/* not first */ commit", "-- nor here\ncommit", "call committing()", "do $$ begin commit; end $$", "vacuum runs",
 		"create index concurrently on runs (n)",
 	} {
-		pool := newPool(t, s.url, maxConns(1))
+		pool := newPool(t, s.URL, maxConns(1))
 		ex := newExecutor(t, pool, executor.Config{})
 		const insert, lost = "insert into runs values ($1)", "select $1::int4"
 		for range 2 {
@@ -30,7 +31,7 @@ func TestBatchWithACommitInsideIsNotSentAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		s.must(t, admin, "truncate runs")
+		mustExec(t, admin, "truncate runs")
 		if _, err := ex.Exec(t.Context(), insert, prepare.Stable, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +56,7 @@ func TestBatchWithACommitInsideIsNotSentAgain(t *testing.T) {
 			pool.Close()
 			continue // nobody queues that
 		}
-		s.must(t, admin, "truncate runs")
+		mustExec(t, admin, "truncate runs")
 		if _, err := pool.Exec(t.Context(), "deallocate all"); err != nil {
 			t.Fatal(err)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,13 +13,15 @@ import (
 	"github.com/jackc/puddle/v2"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/await"
 	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 // TestClosed: every method of a closed executor says so, and so it is when the pool was closed under it.
 func TestClosed(t *testing.T) {
 	t.Parallel()
-	st := place{direct, "", "15"}.build(t)
+	st := place.New(place.Direct, "", "15").Start(t)
 	calls := map[string]func(ctx context.Context, ex *executor.Executor) error{
 		"Exec": func(ctx context.Context, ex *executor.Executor) error {
 			_, err := ex.Exec(ctx, "select 1")
@@ -73,7 +74,7 @@ func TestClosed(t *testing.T) {
 	}
 	for name, call := range calls {
 		t.Run(name, func(t *testing.T) {
-			ex := newExecutor(t, newPool(t, st.url, maxConns(1)), executor.Config{})
+			ex := newExecutor(t, newPool(t, st.URL, maxConns(1)), executor.Config{})
 			for range 2 {
 				if err := ex.Close(t.Context()); err != nil {
 					t.Fatal(err)
@@ -85,7 +86,7 @@ func TestClosed(t *testing.T) {
 			if err := ex.Pool().Ping(t.Context()); err != nil {
 				t.Errorf("the pool is the caller's: %v", err)
 			}
-			pool := newPool(t, st.url, maxConns(1))
+			pool := newPool(t, st.URL, maxConns(1))
 			ex = newExecutor(t, pool, executor.Config{})
 			pool.Close()
 			if err := call(t.Context(), ex); !errors.Is(err, executor.ErrClosed) || !errors.Is(err, puddle.ErrClosedPool) {
@@ -93,7 +94,7 @@ func TestClosed(t *testing.T) {
 			}
 		})
 	}
-	ex := newExecutor(t, newPool(t, st.url, maxConns(1)), executor.Config{})
+	ex := newExecutor(t, newPool(t, st.URL, maxConns(1)), executor.Config{})
 	_ = ex.Close(t.Context())
 	if _, err := ex.Topology(t.Context()); !errors.Is(err, executor.ErrClosed) {
 		t.Errorf("Topology: %v", err)
@@ -105,26 +106,26 @@ func TestClosed(t *testing.T) {
 
 // TestCopyFreesItsServer: after a COPY the pooler has its server back. With bare pgx PgBouncer 1.26 does not, if the copy is small.
 func TestCopyFreesItsServer(t *testing.T) {
-	for _, p := range append(slices.Clone(suites), place{tracked, "1.24", "17"}, place{tracked, "1.26", "18"}) {
+	for _, p := range append(place.Suites(place.TransactionRaw), place.New(place.TransactionTracked, "1.24", "17"), place.New(place.TransactionTracked, "1.26", "18")) {
 		t.Run(p.String(), func(t *testing.T) {
 			t.Parallel()
-			st := p.build(t)
-			st.must(t, st.plain(t), "create table c (n int)")
+			st := p.Start(t)
+			mustExec(t, connect(t, st.DB.URL), "create table c (n int)")
 			busy := func() int {
-				servers, err := st.b.Admin("show servers")
+				servers, err := st.Bouncer.Admin("show servers")
 				if err != nil {
 					t.Fatal(err)
 				}
 				n := 0
 				for _, s := range servers {
-					if s["database"] == st.db.Name && s["state"] == "active" {
+					if s["database"] == st.DB.Name && s["state"] == "active" {
 						n++
 					}
 				}
 				return n
 			}
 			ctx := t.Context()
-			ex := newExecutor(t, newPool(t, st.url, maxConns(2)), executor.Config{})
+			ex := newExecutor(t, newPool(t, st.URL, maxConns(2)), executor.Config{})
 			for i := range 20 {
 				var err error
 				if i%2 == 0 {
@@ -138,7 +139,7 @@ func TestCopyFreesItsServer(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, "the server is free", func() bool { return busy() == 0 })
+				await.True(t, "the server is free", func() bool { return busy() == 0 })
 			}
 			// The source fails at once, before the server can have answered: CopyFail is an end too.
 			own := errors.New("own")
@@ -146,15 +147,15 @@ func TestCopyFreesItsServer(t *testing.T) {
 			if err == nil {
 				t.Error("the source's error is lost")
 			}
-			eventually(t, "the server is free", func() bool { return busy() == 0 })
-			if p.bouncer == "1.26" {
-				bare, err := pgconn.Connect(ctx, st.url)
+			await.True(t, "the server is free", func() bool { return busy() == 0 })
+			if p.Bouncer == "1.26" {
+				bare, err := pgconn.Connect(ctx, st.URL)
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer func() { _ = bare.Close(context.Background()) }()
 				kept := false
-				for deadline := time.Now().Add(10 * time.Second); !kept && time.Now().Before(deadline); {
+				for deadline := time.Now().Add(await.Deadline); !kept && time.Now().Before(deadline); {
 					if _, err := bare.CopyFrom(ctx, strings.NewReader("1\n"), "copy c from stdin"); err != nil {
 						t.Fatal(err)
 					}

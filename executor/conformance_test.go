@@ -12,25 +12,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/logrec"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
-
-// conformancePlaces are the columns of the matrix: every mode with every suite's pair, and crosses between the suites.
-func conformancePlaces() []place {
-	var places []place
-	for _, s := range suites {
-		places = append(places, place{direct, "", s.server}, place{session, s.bouncer, s.server}, place{raw, s.bouncer, s.server},
-			place{statement, s.bouncer, s.server})
-		if s.bouncer == "1.24" || s.bouncer == "1.26" {
-			places = append(places, place{tracked, s.bouncer, s.server}, place{statementTracked, s.bouncer, s.server})
-		}
-	}
-	return append(places, place{raw, "1.15", "18"}, place{session, "1.15", "17"}, place{raw, "1.18", "17"}, place{statement, "1.18", "13"},
-		place{tracked, "1.24", "13"}, place{tracked, "1.24", "18"}, place{tracked, "1.26", "15"}, place{raw, "1.26", "13"})
-}
 
 // cell is one operation under one policy in one place.
 type cell struct {
-	*stand
+	*place.Running
 	ex     *executor.Executor
 	policy executor.PreparedStatements
 	table  string // of the cell's own
@@ -64,11 +52,11 @@ const conformanceRounds = 8
 
 // TestConformance runs every operation under every policy in every place. Every cell is a line of go test -v.
 func TestConformance(t *testing.T) {
-	for _, p := range conformancePlaces() {
+	for _, p := range place.Matrix() {
 		t.Run(p.String(), func(t *testing.T) {
 			t.Parallel()
-			st := p.build(t)
-			st.spread(t, 4)
+			st := p.Start(t)
+			openServers(t, st, 4)
 			for _, policy := range []executor.PreparedStatements{executor.Auto, executor.On, executor.Off, executor.Shared} {
 				t.Run(policy.String(), func(t *testing.T) { conform(t, st, policy) })
 			}
@@ -76,24 +64,24 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-func conform(t *testing.T, st *stand, policy executor.PreparedStatements) {
-	book := &logbook{}
-	ex := newExecutor(t, newPool(t, st.url, maxConns(2)), executor.Config{PreparedStatements: policy, Logger: book.logger()})
-	plain := st.plain(t)
+func conform(t *testing.T, st *place.Running, policy executor.PreparedStatements) {
+	logs := &logrec.Recorder{}
+	ex := newExecutor(t, newPool(t, st.URL, maxConns(2)), executor.Config{PreparedStatements: policy, Logger: logs.Logger()})
+	plain := connect(t, st.DB.URL)
 	lost := 0
 	for i, op := range operations {
 		t.Run(op.name, func(t *testing.T) {
-			c := &cell{stand: st, ex: ex, policy: policy, plain: plain, table: fmt.Sprintf("t_%s_%d", policy, i)}
-			st.must(t, plain, "create table "+c.table+" (id int primary key, n bigint not null, v jsonb, at timestamptz)")
+			c := &cell{Running: st, ex: ex, policy: policy, plain: plain, table: fmt.Sprintf("t_%s_%d", policy, i)}
+			mustExec(t, plain, "create table "+c.table+" (id int primary key, n bigint not null, v jsonb, at timestamptz)")
 			before := ex.Stats()
 			for round := range conformanceRounds {
 				err := op.run(t.Context(), t, c, round)
 				switch {
-				case op.begins && st.refusesBegin():
+				case op.begins && st.Place.RefusesBegin():
 					if !errors.Is(err, executor.ErrStatementMode) {
 						t.Fatalf("round %d: want ErrStatementMode, got %v", round, err)
 					}
-				case err != nil && policy == executor.On && st.forwards() && !op.safe:
+				case err != nil && policy == executor.On && st.Place.ForwardsNames() && !op.safe:
 					if !lostOnly(err) {
 						t.Fatalf("round %d: under on a lost statement is a *PreparedStatementError, got %v", round, err)
 					}
@@ -104,7 +92,7 @@ func conform(t *testing.T, st *stand, policy executor.PreparedStatements) {
 			}
 			lost += c.lost
 			after := ex.Stats()
-			t.Logf("cell: %v, %v, %s: named %d, unprepared %d, shared %d, passed %d; %d lost, %d run again", st.place, policy, op.name,
+			t.Logf("cell: %v, %v, %s: named %d, unprepared %d, shared %d, passed %d; %d lost, %d run again", st.Place, policy, op.name,
 				after.Named-before.Named, after.Unprepared-before.Unprepared, after.Shared-before.Shared, after.Passed-before.Passed,
 				c.lost, after.Retries-before.Retries)
 		})
@@ -112,11 +100,11 @@ func conform(t *testing.T, st *stand, policy executor.PreparedStatements) {
 	if t.Failed() {
 		return
 	}
-	conformTotals(t, st, policy, ex, book, lost)
+	conformTotals(t, st, policy, ex, logs, lost)
 }
 
 // conformTotals checks that a policy did what its name says, and said no more than it should.
-func conformTotals(t *testing.T, st *stand, policy executor.PreparedStatements, ex *executor.Executor, book *logbook, lost int) {
+func conformTotals(t *testing.T, st *place.Running, policy executor.PreparedStatements, ex *executor.Executor, logs *logrec.Recorder, lost int) {
 	n := ex.Stats()
 	var used []string
 	for name, count := range map[string]int64{"named": n.Named, "shared": n.Shared} {
@@ -128,33 +116,33 @@ func conformTotals(t *testing.T, st *stand, policy executor.PreparedStatements, 
 	switch {
 	case policy == executor.Off:
 		want = nil
-	case policy == executor.Shared && st.forwards():
+	case policy == executor.Shared && st.Place.ForwardsNames():
 		want = []string{"shared"}
-	case policy == executor.Auto && st.forwards():
+	case policy == executor.Auto && st.Place.ForwardsNames():
 		want = nil
 	}
 	if !slices.Equal(used, want) {
 		t.Errorf("want statements with a name to be run %v, got %v: %+v", want, used, n)
 	}
-	if policy == executor.On && st.forwards() && lost == 0 {
+	if policy == executor.On && st.Place.ForwardsNames() && lost == 0 {
 		t.Error("under on nothing was lost behind a pooler that loses names: the servers do not take turns, so this matrix proves nothing")
 	}
-	warnings := book.at(slog.LevelWarn)
+	warnings := logs.At(slog.LevelWarn)
 	wantWarnings := 0
-	if policy == executor.Auto && st.forwards() {
+	if policy == executor.Auto && st.Place.ForwardsNames() {
 		wantWarnings = 1
 	}
 	if len(warnings) != wantWarnings {
 		t.Errorf("want %d warnings, got %d: %s", wantWarnings, len(warnings), strings.Join(warnings, "\n"))
 	}
 	for _, secret := range []string{"select", "insert", "update", "hush"} {
-		if strings.Contains(strings.ToLower(book.all()), secret) {
-			t.Errorf("the log shows SQL or arguments (%q):\n%s", secret, book.all())
+		if strings.Contains(strings.ToLower(logs.All()), secret) {
+			t.Errorf("the log shows SQL or arguments (%q):\n%s", secret, logs.All())
 		}
 	}
 	top, err := ex.Topology(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%v, %v: taken for %v", st.place, policy, top)
+	t.Logf("%v, %v: taken for %v", st.Place, policy, top)
 }

@@ -15,8 +15,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/logrec"
 	"github.com/bounceproof/bounceproof/internal/pgscript"
 	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 // question is a call that has to give the number it was asked for, or an error.
@@ -352,25 +354,25 @@ func TestRollbackDoesNotWaitForADeafServer(t *testing.T) {
 func TestContextEndsOnServers(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		p      place
+		p      place.Place
 		policy executor.PreparedStatements
 	}{
-		{place{direct, "", "15"}, executor.Auto},
-		{place{raw, "1.18", "15"}, executor.Shared},
-		{place{tracked, "1.24", "17"}, executor.Auto},
+		{place.New(place.Direct, "", "15"), executor.Auto},
+		{place.New(place.TransactionRaw, "1.18", "15"), executor.Shared},
+		{place.New(place.TransactionTracked, "1.24", "17"), executor.Auto},
 	} {
 		t.Run(fmt.Sprint(test.p, ", ", test.policy), func(t *testing.T) {
-			s := test.p.build(t)
-			admin := s.plain(t)
-			s.must(t, admin, "create table numbers (n int)")
-			s.must(t, admin, "create function slow(n int, s float8) returns int language sql as 'select n from (select pg_sleep(s)) x'")
-			pool := newPool(t, s.url, maxConns(1))
-			book := &logbook{}
-			ex := newExecutor(t, pool, executor.Config{PreparedStatements: test.policy, StatementCapacity: 3, Logger: book.logger()})
+			s := test.p.Start(t)
+			admin := connect(t, s.DB.URL)
+			mustExec(t, admin, "create table numbers (n int)")
+			mustExec(t, admin, "create function slow(n int, s float8) returns int language sql as 'select n from (select pg_sleep(s)) x'")
+			pool := newPool(t, s.URL, maxConns(1))
+			logs := &logrec.Recorder{}
+			ex := newExecutor(t, pool, executor.Config{PreparedStatements: test.policy, StatementCapacity: 3, Logger: logs.Logger()})
 			if _, err := ex.Topology(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			changes := len(book.at(slog.LevelWarn))
+			changes := len(logs.At(slog.LevelWarn))
 			cancelled := 0
 			for _, q := range questions {
 				for k := 1; ; k++ {
@@ -428,7 +430,7 @@ func TestContextEndsOnServers(t *testing.T) {
 			if cancelled < 50 {
 				t.Error("too few calls were ended:", cancelled)
 			}
-			if warnings := book.at(slog.LevelWarn); len(warnings) != changes {
+			if warnings := logs.At(slog.LevelWarn); len(warnings) != changes {
 				t.Errorf("a context that ended was taken for something else: %v", warnings[changes:])
 			}
 		})

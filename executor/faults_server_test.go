@@ -14,12 +14,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/await"
+	"github.com/bounceproof/bounceproof/testenv/place"
 	"github.com/bounceproof/bounceproof/testenv/proxy"
 )
 
-// cutStand is a pool that reaches a real server through a proxy, which cuts it.
-type cutStand struct {
-	*stand
+// cutPlace is a pool that reaches a real server through a proxy, which cuts it.
+type cutPlace struct {
+	*place.Running
 	px    *proxy.Proxy
 	pool  *pgxpool.Pool
 	ex    *executor.Executor
@@ -27,22 +29,22 @@ type cutStand struct {
 	runs  int
 }
 
-func newCutStand(t *testing.T, p place, policy executor.PreparedStatements) *cutStand {
+func newCutPlace(t *testing.T, p place.Place, policy executor.PreparedStatements) *cutPlace {
 	t.Helper()
-	s := &cutStand{stand: p.build(t)}
-	s.px = proxy.Start(t, s.url)
-	s.pool = newPool(t, s.px.URL(s.url), maxConns(1))
-	s.admin = s.plain(t)
-	s.must(t, s.admin, "create table runs (id int, stmt int, attempt bigint)")
+	s := &cutPlace{Running: p.Start(t)}
+	s.px = proxy.Start(t, s.URL)
+	s.pool = newPool(t, s.px.URL(s.URL), maxConns(1))
+	s.admin = connect(t, s.DB.URL)
+	mustExec(t, s.admin, "create table runs (id int, stmt int, attempt bigint)")
 	for i := range 3 {
-		s.must(t, s.admin, fmt.Sprint("create sequence attempt_", i))
+		mustExec(t, s.admin, fmt.Sprint("create sequence attempt_", i))
 	}
 	s.renew(t, policy)
 	return s
 }
 
-// renew gives the stand an executor that has seen the pooler and no statement.
-func (s *cutStand) renew(t *testing.T, policy executor.PreparedStatements) {
+// renew gives the place an executor that has seen the pooler and no statement.
+func (s *cutPlace) renew(t *testing.T, policy executor.PreparedStatements) {
 	t.Helper()
 	s.ex = newExecutor(t, s.pool, executor.Config{PreparedStatements: policy})
 	if _, err := s.ex.Topology(t.Context()); err != nil {
@@ -51,13 +53,13 @@ func (s *cutStand) renew(t *testing.T, policy executor.PreparedStatements) {
 }
 
 // next is a context with a run id of its own.
-func (s *cutStand) next(ctx context.Context) context.Context {
+func (s *cutPlace) next(ctx context.Context) context.Context {
 	s.runs++
 	return context.WithValue(ctx, runKey{}, s.runs)
 }
 
 // attempts are how often each statement has ever been executed, rolled back or not: a sequence takes nothing back.
-func (s *cutStand) attempts(ctx context.Context, n int) ([]int, error) {
+func (s *cutPlace) attempts(ctx context.Context, n int) ([]int, error) {
 	parts := make([]string, n)
 	for i := range parts {
 		parts[i] = fmt.Sprintf("select case when is_called then last_value else 0 end from attempt_%d", i)
@@ -67,7 +69,7 @@ func (s *cutStand) attempts(ctx context.Context, n int) ([]int, error) {
 }
 
 // committed are how often each statement of a run stands.
-func (s *cutStand) committed(ctx context.Context, n int) ([]int, error) {
+func (s *cutPlace) committed(ctx context.Context, n int) ([]int, error) {
 	rows, _ := s.admin.Query(ctx, "select (select count(*) from runs where id = $1 and stmt = n) from generate_series(0, $2) n", runID(ctx), n-1)
 	return pgx.CollectRows(rows, pgx.RowTo[int])
 }
@@ -75,8 +77,8 @@ func (s *cutStand) committed(ctx context.Context, n int) ([]int, error) {
 // settled waits until no server process works on anything of ours any more: where each connection has its own, until pid is gone, and
 // behind a pooler until it lends no server, and every process is one it knows. A process that it has dropped may not have read yet what it
 // was sent last.
-func (s *cutStand) settled(ctx context.Context, pid uint32) error {
-	for deadline := time.Now().Add(30 * time.Second); ; { // a machine with other work may starve a process for long
+func (s *cutPlace) settled(ctx context.Context, pid uint32) error {
+	for deadline := time.Now().Add(await.Deadline); ; {
 		done, err := s.isSettled(ctx, int32(pid)) //nolint:gosec // a process id fits
 		if done || err != nil {
 			return err
@@ -88,15 +90,15 @@ func (s *cutStand) settled(ctx context.Context, pid uint32) error {
 	}
 }
 
-func (s *cutStand) isSettled(ctx context.Context, pid int32) (bool, error) {
+func (s *cutPlace) isSettled(ctx context.Context, pid int32) (bool, error) {
 	known := map[int32]bool{}
-	if s.b != nil {
-		servers, err := s.b.Admin("show servers")
+	if s.Bouncer != nil {
+		servers, err := s.Bouncer.Admin("show servers")
 		if err != nil {
 			return false, err
 		}
 		for _, server := range servers {
-			if server["database"] != s.db.Name {
+			if server["database"] != s.DB.Name {
 				continue
 			}
 			if server["state"] == "active" {
@@ -115,15 +117,15 @@ func (s *cutStand) isSettled(ctx context.Context, pid int32) (bool, error) {
 	var process int32
 	var state *string
 	_, err := pgx.ForEachRow(rows, []any{&process, &state}, func() error {
-		done = done && state != nil && *state == "idle" && process != pid && (s.b == nil || known[process])
+		done = done && state != nil && *state == "idle" && process != pid && (s.Bouncer == nil || known[process])
 		return nil
 	})
 	return done, err
 }
 
 // serverPID is the process behind a connection of the pool, 0 if a pooler stands between.
-func (s *cutStand) serverPID(ctx context.Context) (pid uint32, err error) {
-	if s.mode != direct {
+func (s *cutPlace) serverPID(ctx context.Context) (pid uint32, err error) {
+	if s.Place.Mode != place.Direct {
 		return 0, nil
 	}
 	err = s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
@@ -133,8 +135,8 @@ func (s *cutStand) serverPID(ctx context.Context) (pid uint32, err error) {
 	return pid, err
 }
 
-// cut runs a deed and cuts its connection in place of the nth message from a side. It reports whether the deed had so many messages.
-func (s *cutStand) cut(ctx context.Context, op deed, side proxy.Side, n int) (fired bool, _ error) {
+// cut runs a call and cuts its connection in place of the nth message from a side. It reports whether the call had so many messages.
+func (s *cutPlace) cut(ctx context.Context, op countedCall, side proxy.Side, n int) (fired bool, _ error) {
 	pid, err := s.serverPID(ctx)
 	if err != nil {
 		return false, err
@@ -197,24 +199,24 @@ func (s *cutStand) cut(ctx context.Context, op deed, side proxy.Side, n int) (fi
 func TestNothingRunsTwiceOnServers(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		p      place
+		p      place.Place
 		policy executor.PreparedStatements
 		cold   bool // the executor does not know the statements
 	}{
-		{place{direct, "", "15"}, executor.Auto, true},
-		{place{direct, "", "15"}, executor.Auto, false},
-		{place{raw, "1.18", "15"}, executor.Auto, false},
-		{place{raw, "1.18", "15"}, executor.Shared, false},
-		{place{tracked, "1.24", "17"}, executor.Auto, false},
+		{place.New(place.Direct, "", "15"), executor.Auto, true},
+		{place.New(place.Direct, "", "15"), executor.Auto, false},
+		{place.New(place.TransactionRaw, "1.18", "15"), executor.Auto, false},
+		{place.New(place.TransactionRaw, "1.18", "15"), executor.Shared, false},
+		{place.New(place.TransactionTracked, "1.24", "17"), executor.Auto, false},
 	} {
 		name := fmt.Sprint(test.p, ", ", test.policy)
 		if test.cold {
 			name += ", cold"
 		}
 		t.Run(name, func(t *testing.T) {
-			s := newCutStand(t, test.p, test.policy)
+			s := newCutPlace(t, test.p, test.policy)
 			cuts := 0
-			for _, op := range deeds {
+			for _, op := range countedCalls {
 				if len(op.sqls) == 1 && strings.Contains(op.sqls[0], "values (0,") {
 					continue // without arguments there is no run id
 				}
@@ -226,7 +228,7 @@ func TestNothingRunsTwiceOnServers(t *testing.T) {
 						// A connection that works, and statements that are known unless it is cold.
 						warm := op
 						if test.cold {
-							warm = deed{run: func(ctx context.Context, ex *executor.Executor, _ []string) error { return ex.Pool().Ping(ctx) }}
+							warm = countedCall{run: func(ctx context.Context, ex *executor.Executor, _ []string) error { return ex.Pool().Ping(ctx) }}
 						}
 						if err := warm.run(s.next(t.Context()), s.ex, op.sqls); err != nil {
 							t.Fatalf("%s: %v", op.name, err)

@@ -15,8 +15,8 @@ import (
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
-// deed is something that can be cut. Its statements have an effect that is counted.
-type deed struct {
+// countedCall is a call of an executor that can be cut. Its statements have an effect that is counted.
+type countedCall struct {
 	name string
 	sqls []string
 	tx   bool // an error of it tells whether it is committed
@@ -50,8 +50,8 @@ func execAll(ctx context.Context, tx pgx.Tx, sqls []string) error {
 	return nil
 }
 
-// deeds are the ways to run a statement. What a caller does after an error is what callers do: roll back and return it.
-var deeds = []deed{
+// countedCalls are the ways to run a statement. What a caller does after an error is what callers do: roll back and return it.
+var countedCalls = []countedCall{
 	{"Exec", inserts(1), false, func(ctx context.Context, ex *executor.Executor, sqls []string) error {
 		_, err := ex.Exec(ctx, sqls[0], prepare.Stable, runID(ctx))
 		return err
@@ -172,8 +172,8 @@ var deeds = []deed{
 	}},
 }
 
-// copies are deeds whose statements a real server cannot count by run.
-var copies = []deed{
+// copies are countedCalls whose statements a real server cannot count by run.
+var copies = []countedCall{
 	{"CopyFrom", []string{`copy "t" ( "n" ) from stdin binary`}, false, func(ctx context.Context, ex *executor.Executor, _ []string) error {
 		_, err := ex.CopyFrom(ctx, pgx.Identifier{"t"}, []string{"n"}, pgx.CopyFromRows([][]any{{1}, {2}}))
 		return err
@@ -208,7 +208,7 @@ func inTxOnce(ctx context.Context, ex *executor.Executor, opts pgx.TxOptions, f 
 // errWrong is in the chain of an error that is the test's and not the executor's.
 var errWrong = errors.New("wrong")
 
-// boundary is a place to cut a deed at.
+// boundary is a place to cut a call at.
 type boundary struct {
 	side    pgscript.Side
 	n       int
@@ -227,7 +227,7 @@ func (at boundary) String() string {
 	return fmt.Sprintf("cut before the %s message %d, in request %d", side, at.n, at.request)
 }
 
-// boundaries are all the places of a deed, from a run that nothing happened to.
+// boundaries are all the places of a call, from a run that nothing happened to.
 func boundaries(b *pgscript.Backend) []boundary {
 	var out []boundary
 	executes, commits, refused := map[int]bool{}, map[int]bool{}, map[int]bool{}
@@ -253,7 +253,7 @@ func boundaries(b *pgscript.Backend) []boundary {
 	return out
 }
 
-// TestNothingRunsTwiceScripted cuts the connection at every message of every deed, before the backend sees a client's and before the
+// TestNothingRunsTwiceScripted cuts the connection at every message of every call, before the backend sees a client's and before the
 // client sees the backend's. Whatever the client was told is true, and nothing was executed twice.
 func TestNothingRunsTwiceScripted(t *testing.T) {
 	t.Parallel()
@@ -261,7 +261,7 @@ func TestNothingRunsTwiceScripted(t *testing.T) {
 		t.Run(sc.name, func(t *testing.T) {
 			t.Parallel()
 			cuts := 0
-			for _, op := range slices.Concat(deeds, copies) {
+			for _, op := range slices.Concat(countedCalls, copies) {
 				for _, warm := range []bool{false, true} {
 					start := func() (*scripted, func()) {
 						s, end := newScripted(t, sc.o, executor.Config{PreparedStatements: sc.policy}, maxConns(2))
@@ -305,7 +305,7 @@ func TestNothingRunsTwiceScripted(t *testing.T) {
 	}
 }
 
-func cutAt(ctx context.Context, s *scripted, op deed, at boundary) error {
+func cutAt(ctx context.Context, s *scripted, op countedCall, at boundary) error {
 	before := s.ex.Stats()
 	trigger := s.b.Cut(at.side, at.n)
 	err := op.run(ctx, s.ex, op.sqls)
@@ -348,14 +348,14 @@ func cutAt(ctx context.Context, s *scripted, op deed, at boundary) error {
 // The check sees a statement that is simply tried again, and an unknown COMMIT that is called a failure.
 func TestCutsSeeWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	tryAgain := deeds[0]
+	tryAgain := countedCalls[0]
 	tryAgain.run = func(ctx context.Context, ex *executor.Executor, sqls []string) error {
-		if deeds[0].run(ctx, ex, sqls) == nil {
+		if countedCalls[0].run(ctx, ex, sqls) == nil {
 			return nil
 		}
-		return deeds[0].run(ctx, ex, sqls)
+		return countedCalls[0].run(ctx, ex, sqls)
 	}
-	callItFailed := deeds[slices.IndexFunc(deeds, func(d deed) bool { return d.name == "queue only" })]
+	callItFailed := countedCalls[slices.IndexFunc(countedCalls, func(d countedCall) bool { return d.name == "queue only" })]
 	honest := callItFailed.run
 	callItFailed.run = func(ctx context.Context, ex *executor.Executor, sqls []string) error {
 		if honest(ctx, ex, sqls) != nil {
@@ -363,7 +363,7 @@ func TestCutsSeeWhatIsWrong(t *testing.T) {
 		}
 		return nil
 	}
-	for _, op := range []deed{tryAgain, callItFailed} {
+	for _, op := range []countedCall{tryAgain, callItFailed} {
 		found := 0
 		s, end := newScripted(t, pgscript.Options{}, executor.Config{})
 		if err := op.run(t.Context(), s.ex, op.sqls); err != nil {

@@ -12,8 +12,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/logrec"
 	"github.com/bounceproof/bounceproof/prepare"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 // disguise is an error of the caller's own that looks like one of ours.
@@ -193,21 +195,21 @@ func untouched(err error, d disguise) error {
 
 func TestForeignErrorsPassThrough(t *testing.T) {
 	t.Parallel()
-	for _, p := range habitats {
+	for _, p := range place.OneOfEachKind() {
 		t.Run(p.String(), func(t *testing.T) {
 			t.Parallel()
 			// One server connection: no statement of ours is lost here, so whatever happens comes of the caller's errors.
-			s := p.build(t, func(o *pgbouncer.Options) { o.PoolSize = 1 })
-			admin := s.plain(t)
-			s.must(t, admin, foreignSchema)
+			s := p.Start(t, func(o *pgbouncer.Options) { o.PoolSize = 1 })
+			admin := connect(t, s.DB.URL)
+			mustExec(t, admin, foreignSchema)
 			for _, policy := range []executor.PreparedStatements{executor.Auto, executor.On, executor.Off, executor.Shared} {
-				book := &logbook{}
-				pool := newPool(t, s.url, maxConns(1))
-				ex := newExecutor(t, pool, executor.Config{PreparedStatements: policy, Logger: book.logger()})
+				logs := &logrec.Recorder{}
+				pool := newPool(t, s.URL, maxConns(1))
+				ex := newExecutor(t, pool, executor.Config{PreparedStatements: policy, Logger: logs.Logger()})
 				if _, err := ex.Topology(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				before, warnings := ex.Stats(), len(book.at(slog.LevelWarn))
+				before, warnings := ex.Stats(), len(logs.At(slog.LevelWarn))
 				misses := int64(0)
 				for _, raiser := range raisers {
 					for _, d := range disguises {
@@ -231,7 +233,7 @@ func TestForeignErrorsPassThrough(t *testing.T) {
 				if after.Downgrades != before.Downgrades || after.Retries != before.Retries+misses || after.Probes != before.Probes {
 					t.Errorf("%v: %+v became %+v", policy, before, after)
 				}
-				if got := book.at(slog.LevelWarn); len(got) != warnings {
+				if got := logs.At(slog.LevelWarn); len(got) != warnings {
 					t.Errorf("%v: warned: %v", policy, got[warnings:])
 				}
 				pool.Close()
@@ -252,11 +254,11 @@ func plus(t *testing.T, n string, by int) string {
 // A caller who uses SQL's own PREPARE, EXECUTE and DEALLOCATE gets PostgreSQL's own errors, whatever name it is.
 func TestForeignNamesPassThrough(t *testing.T) {
 	t.Parallel()
-	s := place{direct, "", "15"}.build(t)
+	s := place.New(place.Direct, "", "15").Start(t)
 	for _, policy := range []executor.PreparedStatements{executor.Auto, executor.On, executor.Off, executor.Shared} {
-		book := &logbook{}
-		pool := newPool(t, s.url, maxConns(1))
-		ex := newExecutor(t, pool, executor.Config{PreparedStatements: policy, Logger: book.logger()})
+		logs := &logrec.Recorder{}
+		pool := newPool(t, s.URL, maxConns(1))
+		ex := newExecutor(t, pool, executor.Config{PreparedStatements: policy, Logger: logs.Logger()})
 		if _, err := ex.Topology(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -291,7 +293,7 @@ func TestForeignNamesPassThrough(t *testing.T) {
 		if st := ex.Stats(); st.Downgrades > 0 && policy == executor.Auto || st.Retries != 0 {
 			t.Errorf("%v: %+v", policy, st)
 		}
-		if got := book.at(slog.LevelWarn); len(got) != 0 {
+		if got := logs.At(slog.LevelWarn); len(got) != 0 {
 			t.Errorf("%v: warned: %v", policy, got)
 		}
 	}

@@ -13,17 +13,20 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/await"
+	"github.com/bounceproof/bounceproof/internal/logrec"
 	"github.com/bounceproof/bounceproof/internal/pgscript"
 	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 // Tests of this file are not parallel: they look at the whole process.
 
-// TestNoGoroutineIsLeft runs every deed, whole and cut at a sample of its messages, and counts goroutines after each executor's end.
+// TestNoGoroutineIsLeft runs every call, whole and cut at a sample of its messages, and counts goroutines after each executor's end.
 func TestNoGoroutineIsLeft(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	for _, sc := range scenes {
-		for _, op := range deeds {
+		for _, op := range countedCalls {
 			s, end := newScripted(t, sc.o, executor.Config{PreparedStatements: sc.policy}, maxConns(2))
 			if err := op.run(t.Context(), s.ex, op.sqls); err != nil {
 				t.Fatal(err)
@@ -73,22 +76,22 @@ func statementsHeld(ctx context.Context, c *pgconn.PgConn) (ours int, foreign []
 func TestNothingIsLeftOnServers(t *testing.T) {
 	const capacity = 4
 	for _, test := range []struct {
-		p      place
+		p      place.Place
 		policy executor.PreparedStatements
 		most   int // names of ours on one server connection; negative is not bounded by the executor
 	}{
-		{place{direct, "", "15"}, executor.Auto, capacity + 1}, // and the one whose Close rides with the next request
-		{place{direct, "", "15"}, executor.Off, 0},
-		{place{raw, "1.18", "15"}, executor.Auto, 0},
-		{place{raw, "1.18", "15"}, executor.Shared, -1},
-		{place{tracked, "1.24", "17"}, executor.Auto, 0},
+		{place.New(place.Direct, "", "15"), executor.Auto, capacity + 1}, // and the one whose Close rides with the next request
+		{place.New(place.Direct, "", "15"), executor.Off, 0},
+		{place.New(place.TransactionRaw, "1.18", "15"), executor.Auto, 0},
+		{place.New(place.TransactionRaw, "1.18", "15"), executor.Shared, -1},
+		{place.New(place.TransactionTracked, "1.24", "17"), executor.Auto, 0},
 	} {
 		t.Run(fmt.Sprint(test.p, ", ", test.policy), func(t *testing.T) {
-			s := newCutStand(t, test.p, test.policy)
-			s.must(t, s.admin, "create table numbers (n int)")
+			s := newCutPlace(t, test.p, test.policy)
+			mustExec(t, s.admin, "create table numbers (n int)")
 			s.pool.Close()
 			ignore := goleak.IgnoreCurrent()
-			cfg, err := pgxpool.ParseConfig(s.url)
+			cfg, err := pgxpool.ParseConfig(s.URL)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,12 +100,12 @@ func TestNothingIsLeftOnServers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ex, err := executor.New(pool, executor.Config{PreparedStatements: test.policy, StatementCapacity: capacity, Logger: (&logbook{}).logger()})
+			ex, err := executor.New(pool, executor.Config{PreparedStatements: test.policy, StatementCapacity: capacity, Logger: new(logrec.Recorder).Logger()})
 			if err != nil {
 				t.Fatal(err)
 			}
 			for i := range 3 {
-				for _, op := range deeds {
+				for _, op := range countedCalls {
 					if err := op.run(s.next(t.Context()), ex, op.sqls); err != nil {
 						t.Errorf("%s: %v", op.name, err)
 					}
@@ -181,16 +184,16 @@ func TestNothingIsLeftOnServers(t *testing.T) {
 			if err := goleak.Find(ignore); err != nil {
 				t.Error(err)
 			}
-			eventually(t, "no connection of ours is left", func() bool {
-				if s.b == nil {
+			await.True(t, "no connection of ours is left", func() bool {
+				if s.Bouncer == nil {
 					return one(t, s.admin, "select count(*) from pg_stat_activity where datname = current_database() and backend_type = 'client backend'") == "1"
 				}
-				clients, err := s.b.Admin("show clients")
+				clients, err := s.Bouncer.Admin("show clients")
 				if err != nil {
 					t.Fatal(err)
 				}
 				for _, c := range clients {
-					if c["database"] == s.db.Name {
+					if c["database"] == s.DB.Name {
 						return false
 					}
 				}

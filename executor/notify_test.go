@@ -10,18 +10,15 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 func TestSignalsGoOutAfterTheCommitAndAreDroppedOnRollback(t *testing.T) {
 	t.Parallel()
-	for _, p := range habitats {
-		s, b := startPlace(t, p)
+	for _, p := range place.OneOfEachKind() {
+		r := p.Start(t, fewServers)
 		t.Run(p.String(), func(t *testing.T) {
-			db := s.NewDatabase(t)
-			url := db.URL
-			if b != nil {
-				url = b.URL(db.Name)
-			}
+			direct, url := newDatabase(t, r)
 			ex := newExecutor(t, newPool(t, url), executor.Config{})
 			var mu sync.Mutex
 			var local []string
@@ -31,7 +28,7 @@ func TestSignalsGoOutAfterTheCommitAndAreDroppedOnRollback(t *testing.T) {
 				local = append(local, payload)
 			})
 			defer cancel()
-			listener, err := pgx.Connect(t.Context(), db.URL)
+			listener, err := pgx.Connect(t.Context(), direct)
 			if err != nil {
 				t.Fatal(err)
 			}

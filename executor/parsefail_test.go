@@ -12,24 +12,26 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/await"
 	"github.com/bounceproof/bounceproof/prepare"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
-// witness counts what happens to a pool's connections.
-type witness struct {
+// connCounter counts what happens to a pool's connections.
+type connCounter struct {
 	connects, fatals atomic.Int64
 }
 
-func (w *witness) watch(cfg *pgxpool.Config) {
+func (counter *connCounter) watch(cfg *pgxpool.Config) {
 	cfg.MaxConns = 1
 	cfg.ConnConfig.AfterConnect = func(context.Context, *pgconn.PgConn) error {
-		w.connects.Add(1)
+		counter.connects.Add(1)
 		return nil
 	}
 	cfg.ConnConfig.OnPgError = func(_ *pgconn.PgConn, e *pgconn.PgError) bool {
 		if e.Severity == "FATAL" {
-			w.fatals.Add(1)
+			counter.fatals.Add(1)
 			return false
 		}
 		return true
@@ -41,23 +43,23 @@ func (w *witness) watch(cfg *pgxpool.Config) {
 func TestAStatementThatFailedToParseWorksLater(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		p      place
+		p      place.Place
 		policy executor.PreparedStatements
 	}{
-		{place{direct, "", "15"}, executor.Auto},
-		{place{session, "1.18", "15"}, executor.Auto},
-		{place{raw, "1.18", "15"}, executor.Auto},
-		{place{raw, "1.18", "15"}, executor.Shared},
-		{place{tracked, "1.24", "17"}, executor.Auto},
-		{place{tracked, "1.26", "18"}, executor.Auto},
-		{place{statementTracked, "1.24", "17"}, executor.Auto},
+		{place.New(place.Direct, "", "15"), executor.Auto},
+		{place.New(place.Session, "1.18", "15"), executor.Auto},
+		{place.New(place.TransactionRaw, "1.18", "15"), executor.Auto},
+		{place.New(place.TransactionRaw, "1.18", "15"), executor.Shared},
+		{place.New(place.TransactionTracked, "1.24", "17"), executor.Auto},
+		{place.New(place.TransactionTracked, "1.26", "18"), executor.Auto},
+		{place.New(place.StatementTracked, "1.24", "17"), executor.Auto},
 	} {
 		t.Run(fmt.Sprint(test.p, ", ", test.policy), func(t *testing.T) {
 			t.Parallel()
-			s := test.p.build(t, func(o *pgbouncer.Options) { o.PoolSize = 2 })
-			admin := s.plain(t)
-			w := &witness{}
-			pool := newPool(t, s.url, w.watch)
+			s := test.p.Start(t, func(o *pgbouncer.Options) { o.PoolSize = 2 })
+			admin := connect(t, s.DB.URL)
+			counter := &connCounter{}
+			pool := newPool(t, s.URL, counter.watch)
 			ex := newExecutor(t, pool, executor.Config{PreparedStatements: test.policy})
 			if _, err := ex.Topology(t.Context()); err != nil {
 				t.Fatal(err)
@@ -67,11 +69,11 @@ func TestAStatementThatFailedToParseWorksLater(t *testing.T) {
 			}
 			same := func(what string) {
 				t.Helper()
-				if w.connects.Load() != 1 || w.fatals.Load() != 0 {
-					t.Errorf("%s: %d connections, %d FATAL errors", what, w.connects.Load(), w.fatals.Load())
+				if counter.connects.Load() != 1 || counter.fatals.Load() != 0 {
+					t.Errorf("%s: %d connections, %d FATAL errors", what, counter.connects.Load(), counter.fatals.Load())
 				}
 			}
-			w.connects.Store(1) // those of the probe are none of the pool's
+			counter.connects.Store(1) // those of the probe are none of the pool's
 
 			const insert, query = "insert into outbox (n) values ($1)", "select n from outbox where n = $1"
 			try := func(want string) {
@@ -95,7 +97,7 @@ func TestAStatementThatFailedToParseWorksLater(t *testing.T) {
 				if code(err) != want {
 					t.Errorf("Queue: %v instead of %q", err, want)
 				}
-				if test.p.refusesBegin() {
+				if test.p.RefusesBegin() {
 					return
 				}
 				err = ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
@@ -110,31 +112,31 @@ func TestAStatementThatFailedToParseWorksLater(t *testing.T) {
 			for range 3 {
 				try("42P01")
 			}
-			s.must(t, admin, "create table outbox (n int)")
+			mustExec(t, admin, "create table outbox (n int)")
 			for range 3 {
 				try("")
 			}
 			same("a table that came late")
 
 			// An executor that knows the statements, on a connection that has not parsed them: now it is the named Parse that fails.
-			s.must(t, admin, "drop table outbox")
+			mustExec(t, admin, "drop table outbox")
 			pool.Reset()
 			if err := pool.Ping(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			w.connects.Store(1)
+			counter.connects.Store(1)
 			for range 3 {
 				try("42P01")
 			}
-			s.must(t, admin, "create table outbox (n int)")
+			mustExec(t, admin, "create table outbox (n int)")
 			for range 3 {
 				try("")
 			}
 			same("a table that went and came back")
-			if d := ex.Stats().Downgrades; d > 1 || d == 1 && test.p.mode != raw {
+			if d := ex.Stats().Downgrades; d > 1 || d == 1 && test.p.Mode != place.TransactionRaw {
 				t.Errorf("%d downgrades", d)
 			}
-			if s.b != nil && s.b.LogContains("prepared statement name is already in use") {
+			if s.Bouncer != nil && s.Bouncer.LogContains("prepared statement name is already in use") {
 				t.Error("PgBouncer complained")
 			}
 		})
@@ -145,20 +147,20 @@ func TestAStatementThatFailedToParseWorksLater(t *testing.T) {
 func TestAStatementRefusedInAnAbortedTransactionWorksLater(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		p      place
+		p      place.Place
 		policy executor.PreparedStatements
 	}{
-		{place{direct, "", "15"}, executor.Auto},
-		{place{raw, "1.18", "15"}, executor.Shared},
-		{place{tracked, "1.24", "17"}, executor.Auto},
-		{place{tracked, "1.26", "18"}, executor.Auto},
+		{place.New(place.Direct, "", "15"), executor.Auto},
+		{place.New(place.TransactionRaw, "1.18", "15"), executor.Shared},
+		{place.New(place.TransactionTracked, "1.24", "17"), executor.Auto},
+		{place.New(place.TransactionTracked, "1.26", "18"), executor.Auto},
 	} {
 		t.Run(fmt.Sprint(test.p, ", ", test.policy), func(t *testing.T) {
 			t.Parallel()
-			s := test.p.build(t, func(o *pgbouncer.Options) { o.PoolSize = 2 })
-			s.must(t, s.plain(t), "create table outbox (n int primary key)")
-			w := &witness{}
-			pool := newPool(t, s.url, w.watch)
+			s := test.p.Start(t, func(o *pgbouncer.Options) { o.PoolSize = 2 })
+			mustExec(t, connect(t, s.DB.URL), "create table outbox (n int primary key)")
+			counter := &connCounter{}
+			pool := newPool(t, s.URL, counter.watch)
 			ex := newExecutor(t, pool, executor.Config{PreparedStatements: test.policy})
 			if _, err := ex.Topology(t.Context()); err != nil {
 				t.Fatal(err)
@@ -174,7 +176,7 @@ func TestAStatementRefusedInAnAbortedTransactionWorksLater(t *testing.T) {
 			if err := pool.Ping(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			w.connects.Store(1)
+			counter.connects.Store(1)
 			for i := range 6 {
 				for range 2 {
 					tx, err := ex.Begin(t.Context())
@@ -209,13 +211,13 @@ func TestAStatementRefusedInAnAbortedTransactionWorksLater(t *testing.T) {
 					}
 				}
 			}
-			if w.connects.Load() != 1 || w.fatals.Load() != 0 {
-				t.Errorf("%d connections, %d FATAL errors", w.connects.Load(), w.fatals.Load())
+			if counter.connects.Load() != 1 || counter.fatals.Load() != 0 {
+				t.Errorf("%d connections, %d FATAL errors", counter.connects.Load(), counter.fatals.Load())
 			}
 			if ex.Stats().Downgrades != 0 {
 				t.Errorf("%+v", ex.Stats())
 			}
-			if s.b != nil && s.b.LogContains("prepared statement name is already in use") {
+			if s.Bouncer != nil && s.Bouncer.LogContains("prepared statement name is already in use") {
 				t.Error("PgBouncer complained")
 			}
 		})
@@ -225,12 +227,12 @@ func TestAStatementRefusedInAnAbortedTransactionWorksLater(t *testing.T) {
 // Negative control: a name that is parsed again without a Close is the end of the connection, as the tests above would see.
 func TestTrackingPoolerKeepsTheNameOfAFailedParse(t *testing.T) {
 	t.Parallel()
-	for _, p := range []place{{tracked, "1.24", "17"}, {tracked, "1.26", "18"}} {
+	for _, p := range []place.Place{place.New(place.TransactionTracked, "1.24", "17"), place.New(place.TransactionTracked, "1.26", "18")} {
 		t.Run(p.String(), func(t *testing.T) {
 			t.Parallel()
-			s := p.build(t, func(o *pgbouncer.Options) { o.PoolSize = 2 })
-			w := &witness{}
-			pool := newPool(t, s.url, w.watch)
+			s := p.Start(t, func(o *pgbouncer.Options) { o.PoolSize = 2 })
+			counter := &connCounter{}
+			pool := newPool(t, s.URL, counter.watch)
 			err := pool.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error {
 				pg := c.Conn().PgConn()
 				if _, err := pg.Prepare(t.Context(), "by_hand", "select n from outbox", nil); code(err) != "42P01" {
@@ -239,10 +241,10 @@ func TestTrackingPoolerKeepsTheNameOfAFailedParse(t *testing.T) {
 				_, err := pg.Prepare(t.Context(), "by_hand", "select n from outbox", nil)
 				return err
 			})
-			if err == nil || w.fatals.Load() != 1 {
-				t.Errorf("%v, %d FATAL errors", err, w.fatals.Load())
+			if err == nil || counter.fatals.Load() != 1 {
+				t.Errorf("%v, %d FATAL errors", err, counter.fatals.Load())
 			}
-			eventually(t, "PgBouncer has logged it", func() bool { return s.b.LogContains("prepared statement name is already in use") })
+			await.True(t, "PgBouncer has logged it", func() bool { return s.Bouncer.LogContains("prepared statement name is already in use") })
 		})
 	}
 }

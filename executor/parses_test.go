@@ -8,6 +8,7 @@ import (
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 // parsesOf runs f n times and returns how many statements were parsed for it.
@@ -27,10 +28,9 @@ func parsesOf(t *testing.T, ex *executor.Executor, n int, f func() error) int64 
 
 func TestSharedTransactionsParseOnceAServer(t *testing.T) {
 	t.Parallel()
-	s, b := startPlace(t, place{raw, "1.18", "15"})
-	db := s.NewDatabase(t)
-	freshTable(t, db.URL)
-	ex := newExecutor(t, newPool(t, b.URL(db.Name)), executor.Config{PreparedStatements: executor.Shared})
+	r := place.New(place.TransactionRaw, "1.18", "15").Start(t, fewServers)
+	freshTable(t, r.DB.URL)
+	ex := newExecutor(t, newPool(t, r.URL), executor.Config{PreparedStatements: executor.Shared})
 	const n, servers, texts = 50, 3, 2
 	got := parsesOf(t, ex, n, func() error {
 		return ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
@@ -46,10 +46,9 @@ func TestSharedTransactionsParseOnceAServer(t *testing.T) {
 
 func TestBatchesBehindATrackingPoolerParseOnceAConnection(t *testing.T) {
 	t.Parallel()
-	s, b := startPlace(t, place{tracked, "1.24", "17"})
-	db := s.NewDatabase(t)
-	freshTable(t, db.URL)
-	ex := newExecutor(t, newPool(t, b.URL(db.Name), maxConns(1)), executor.Config{})
+	r := place.New(place.TransactionTracked, "1.24", "17").Start(t, fewServers)
+	freshTable(t, r.DB.URL)
+	ex := newExecutor(t, newPool(t, r.URL, maxConns(1)), executor.Config{})
 	for name, batch := range map[string]func(*pgx.Batch){
 		"plain": func(b *pgx.Batch) {},
 		"with transaction control": func(b *pgx.Batch) {

@@ -37,7 +37,7 @@ func TestLostStatementAndNoOtherConnection(t *testing.T) {
 	t.Parallel()
 	traced := func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = nopTracer{} }
 	plain := func(*pgxpool.Config) {}
-	for _, op := range deeds {
+	for _, op := range countedCalls {
 		for name, tracer := range map[string]func(*pgxpool.Config){"plain": plain, "traced": traced} {
 			s, _ := newScripted(t, pgscript.Options{Kind: pgscript.Tracked}, executor.Config{}, tracer)
 			if err := op.run(t.Context(), s.ex, op.sqls); err != nil {

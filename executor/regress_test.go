@@ -5,24 +5,25 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/await"
 	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 // Faults that were found by breaking the executor on purpose. Each has been seen to fail before it was mended.
 
-// numbers stands on an empty table t(v int) in front of a small direct pool.
-func numbers(t *testing.T, conns int32, cfg executor.Config) (*stand, *executor.Executor, *pgx.Conn) {
+// numbers returns an executor with a small pool on a direct connection, where there is an empty table t (v int).
+func numbers(t *testing.T, conns int32, cfg executor.Config) (*place.Running, *executor.Executor, *pgx.Conn) {
 	t.Helper()
-	s := place{direct, "", "15"}.build(t)
-	c := s.plain(t)
-	s.must(t, c, "create table t (v int)")
-	return s, newExecutor(t, newPool(t, s.url, maxConns(conns)), cfg), c
+	s := place.New(place.Direct, "", "15").Start(t)
+	c := connect(t, s.DB.URL)
+	mustExec(t, c, "create table t (v int)")
+	return s, newExecutor(t, newPool(t, s.URL, maxConns(conns)), cfg), c
 }
 
 // rowsIn counts the rows of t.
@@ -132,9 +133,9 @@ func TestInTxRunsAgainOnlyForALossThatStands(t *testing.T) {
 	t.Parallel()
 	business := errors.New("business")
 	for _, end := range []error{nil, business} {
-		s, ex, c := numbers(t, 1, executor.Config{})
-		s.must(t, c, "create function kill() returns trigger language plpgsql as $$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$")
-		s.must(t, c, "create constraint trigger k after insert on t deferrable initially deferred for each row execute function kill()")
+		_, ex, c := numbers(t, 1, executor.Config{})
+		mustExec(t, c, "create function kill() returns trigger language plpgsql as $$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$")
+		mustExec(t, c, "create constraint trigger k after insert on t deferrable initially deferred for each row execute function kill()")
 		runs := 0
 		err := ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
 			runs++
@@ -168,9 +169,9 @@ func TestInTxRunsAgainOnlyForALossThatStands(t *testing.T) {
 
 func TestCopyIsTrueAfterAMigration(t *testing.T) {
 	t.Parallel()
-	s, ex, c := numbers(t, 1, executor.Config{})
+	_, ex, c := numbers(t, 1, executor.Config{})
 	for _, typ := range []string{"int8", "float8", "int4", "float4"} {
-		s.must(t, c, "truncate t; alter table t alter v type "+typ)
+		mustExec(t, c, "truncate t; alter table t alter v type "+typ)
 		n, err := ex.CopyFrom(t.Context(), pgx.Identifier{"t"}, []string{"v"}, pgx.CopyFromRows([][]any{{5}}))
 		if err != nil || n != 1 {
 			t.Fatalf("%s: %d, %v", typ, n, err)
@@ -184,12 +185,12 @@ func TestCopyIsTrueAfterAMigration(t *testing.T) {
 
 func TestRowsOfATypeUnknownToPgxAreNeverGarbage(t *testing.T) {
 	t.Parallel()
-	for _, p := range []place{{direct, "", "15"}, {raw, "1.18", "15"}, {tracked, "1.24", "17"}} {
+	for _, p := range []place.Place{place.New(place.Direct, "", "15"), place.New(place.TransactionRaw, "1.18", "15"), place.New(place.TransactionTracked, "1.24", "17")} {
 		for _, policy := range []executor.PreparedStatements{executor.Auto, executor.Off} {
-			s := p.build(t)
-			c := s.plain(t)
-			s.must(t, c, "create table t (a int, b int); insert into t values (1, 2)")
-			ex := newExecutor(t, newPool(t, s.url, maxConns(1)), executor.Config{PreparedStatements: policy})
+			s := p.Start(t)
+			c := connect(t, s.DB.URL)
+			mustExec(t, c, "create table t (a int, b int); insert into t values (1, 2)")
+			ex := newExecutor(t, newPool(t, s.URL, maxConns(1)), executor.Config{PreparedStatements: policy})
 			get := func() (string, error) {
 				rows, err := ex.Query(t.Context(), "select * from t where a = $1", prepare.Stable, 1)
 				if err != nil {
@@ -205,7 +206,7 @@ func TestRowsOfATypeUnknownToPgxAreNeverGarbage(t *testing.T) {
 				{"alter table t add c money default 12.5", "[1 2 $12.50]"},
 				{"alter table t drop c; alter table t alter b type money", "[1 $2.00]"},
 			} {
-				s.must(t, c, step.ddl)
+				mustExec(t, c, step.ddl)
 				got, err := get()
 				if err != nil { // said once, when the statement had run already
 					got, err = get()
@@ -220,15 +221,15 @@ func TestRowsOfATypeUnknownToPgxAreNeverGarbage(t *testing.T) {
 
 func TestAPoolerThatAppearsIsNoticed(t *testing.T) {
 	t.Parallel()
-	s := place{tracked, "1.24", "17"}.build(t)
-	c := s.plain(t)
-	s.must(t, c, "create table t (v int8); insert into t values (11)")
-	behind, err := pgx.ParseConfig(s.url)
+	s := place.New(place.TransactionTracked, "1.24", "17").Start(t)
+	c := connect(t, s.DB.URL)
+	mustExec(t, c, "create table t (v int8); insert into t values (11)")
+	behind, err := pgx.ParseConfig(s.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
 	pooled := false
-	pool := newPool(t, s.db.URL, maxConns(1), func(cfg *pgxpool.Config) {
+	pool := newPool(t, s.DB.URL, maxConns(1), func(cfg *pgxpool.Config) {
 		cfg.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
 			if pooled {
 				cc.Host, cc.Port = behind.Host, behind.Port
@@ -259,8 +260,8 @@ func TestAPoolerThatAppearsIsNoticed(t *testing.T) {
 	if top, err := ex.Topology(t.Context()); err != nil || !top.Pooled() {
 		t.Errorf("topology %v, %v", top, err)
 	}
-	s.must(t, c, "alter table t alter v type float8")
-	if _, err := s.b.Admin("RECONNECT"); err != nil {
+	mustExec(t, c, "alter table t alter v type float8")
+	if _, err := s.Bouncer.Admin("RECONNECT"); err != nil {
 		t.Fatal(err)
 	}
 	if got := get(); got != 11.0 {
@@ -290,7 +291,7 @@ func TestABusyTransactionIsNotRedone(t *testing.T) {
 func TestOnCommitFindsTheConnectionFree(t *testing.T) {
 	t.Parallel()
 	_, ex, _ := numbers(t, 1, executor.Config{})
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Deadline)
 	defer cancel()
 	var own, inside error
 	err := ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
@@ -405,9 +406,9 @@ func TestDeallocateInATransactionIsNoticed(t *testing.T) {
 
 func TestCopyToStdoutIsReadPast(t *testing.T) {
 	t.Parallel()
-	for _, p := range habitats {
-		s := p.build(t)
-		ex := newExecutor(t, newPool(t, s.url, maxConns(1)), executor.Config{})
+	for _, p := range place.OneOfEachKind() {
+		s := p.Start(t)
+		ex := newExecutor(t, newPool(t, s.URL, maxConns(1)), executor.Config{})
 		for range 2 {
 			err := ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
 				rows, err := tx.Query(ctx, "copy (select 1) to stdout")

@@ -13,6 +13,7 @@ import (
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/prepare"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
+	"github.com/bounceproof/bounceproof/testenv/place"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
@@ -87,52 +88,43 @@ func migrate(t *testing.T, admin *pgx.Conn, ddl string, b *pgbouncer.Bouncer, ur
 	t.Cleanup(release)
 }
 
-func truthPlaces() []place {
-	return []place{
-		{direct, "", "15"},
-		{session, "1.18", "15"},
-		{raw, "1.15", "13"},
-		{raw, "1.18", "15"},
-		{tracked, "1.24", "17"},
-		{tracked, "1.26", "18"},
-		{statementTracked, "1.24", "17"},
+func truthPlaces() []place.Place {
+	return []place.Place{
+		place.New(place.Direct, "", "15"),
+		place.New(place.Session, "1.18", "15"),
+		place.New(place.TransactionRaw, "1.15", "13"),
+		place.New(place.TransactionRaw, "1.18", "15"),
+		place.New(place.TransactionTracked, "1.24", "17"),
+		place.New(place.TransactionTracked, "1.26", "18"),
+		place.New(place.StatementTracked, "1.24", "17"),
 	}
 }
 
-// startPlace starts a place's pooler in front of its server; nil for direct.
-func startPlace(t *testing.T, p place) (*postgres.Server, *pgbouncer.Bouncer) {
+// fewServers gives a pooler three server connections, of which the last used is the next.
+func fewServers(o *pgbouncer.Options) { o.PoolSize, o.Settings = 3, nil }
+
+// newDatabase returns the URLs of one more database of a place's server: straight to it, and by the place's way.
+func newDatabase(t *testing.T, r *place.Running) (direct, url string) {
 	t.Helper()
-	s := postgres.Start(t, postgres.Options{Version: p.server})
-	o := pgbouncer.Options{Version: p.bouncer, PoolSize: 3}
-	switch p.mode {
-	case direct:
-		return s, nil
-	case session:
-		o.PoolMode = "session"
-	case raw:
-		o.MaxPreparedStatements = -1
-	case statementTracked:
-		o.PoolMode = "statement"
+	db := r.Server.NewDatabase(t)
+	if r.Bouncer == nil {
+		return db.URL, db.URL
 	}
-	return s, pgbouncer.Start(t, s, o)
+	return db.URL, r.Bouncer.URL(db.Name)
 }
 
 func TestRowsAreTrueAfterAMigration(t *testing.T) {
 	t.Parallel()
 	for _, p := range truthPlaces() {
-		s, b := startPlace(t, p)
+		r := p.Start(t, fewServers)
 		for _, set := range []executor.PreparedStatements{executor.Auto, executor.On, executor.Off, executor.Shared} {
-			if set == executor.On && p.mode == raw {
+			if set == executor.On && p.Mode == place.TransactionRaw {
 				continue // may return the typed error at any time
 			}
 			for _, change := range changes {
 				t.Run(fmt.Sprintf("%v/%v/%s", p, set, change.name), func(t *testing.T) {
-					db := s.NewDatabase(t)
-					admin := freshTable(t, db.URL)
-					url := db.URL
-					if b != nil {
-						url = b.URL(db.Name)
-					}
+					direct, url := newDatabase(t, r)
+					admin := freshTable(t, direct)
 					// One connection: what it has learnt and parsed is what the migration makes wrong.
 					ex := newExecutor(t, newPool(t, url, maxConns(1)), executor.Config{PreparedStatements: set})
 					for range 3 {
@@ -140,8 +132,8 @@ func TestRowsAreTrueAfterAMigration(t *testing.T) {
 							t.Fatalf("before: %q, %v", got, err)
 						}
 					}
-					pin := b
-					if p.mode == session || p.mode == statementTracked {
+					pin := r.Bouncer
+					if p.Mode == place.Session || p.Mode == place.StatementTracked {
 						pin = nil // no transaction to pin with, or nothing to switch
 					}
 					migrate(t, admin, change.ddl, pin, url)
@@ -152,7 +144,7 @@ func TestRowsAreTrueAfterAMigration(t *testing.T) {
 						}
 					}
 					most := int64(1)
-					if set == executor.Shared && p.mode == raw {
+					if set == executor.Shared && p.Mode == place.TransactionRaw {
 						most = 2 // the migration, and the miss on a server connection that is new to the name
 					}
 					if n := ex.Stats().Retries - before; n > most {
@@ -203,16 +195,16 @@ func TestRowsAreTrueWhenADescriptionIsSharedBetweenConnections(t *testing.T) {
 // What bare pgx says in the same situation: if this ever passes without a lie, the tests above show nothing.
 func TestBarePgxLiesAfterAMigration(t *testing.T) {
 	t.Parallel()
-	s, b := startPlace(t, place{tracked, "1.24", "17"})
+	r := place.New(place.TransactionTracked, "1.24", "17").Start(t, fewServers)
 	wrong := 0
 	for _, change := range changes {
-		db := s.NewDatabase(t)
-		admin := freshTable(t, db.URL)
-		pool := newPool(t, b.URL(db.Name), maxConns(1))
+		direct, url := newDatabase(t, r)
+		admin := freshTable(t, direct)
+		pool := newPool(t, url, maxConns(1))
 		if _, err := read(t.Context(), pool, 1); err != nil {
 			t.Fatal(err)
 		}
-		migrate(t, admin, change.ddl, b, b.URL(db.Name))
+		migrate(t, admin, change.ddl, r.Bouncer, url)
 		got, err := read(t.Context(), pool, 1)
 		t.Logf("%s: %q, %v; true is %q", change.name, got, err, change.want)
 		if err == nil && got != change.want {
@@ -227,15 +219,11 @@ func TestBarePgxLiesAfterAMigration(t *testing.T) {
 func TestArgumentsAreTrueAfterAMigration(t *testing.T) {
 	t.Parallel()
 	for _, p := range truthPlaces() {
-		s, b := startPlace(t, p)
+		r := p.Start(t, fewServers)
 		for _, set := range []executor.PreparedStatements{executor.Auto, executor.Off, executor.Shared} {
 			t.Run(fmt.Sprintf("%v/%v", p, set), func(t *testing.T) {
-				db := s.NewDatabase(t)
-				admin := freshTable(t, db.URL)
-				url := db.URL
-				if b != nil {
-					url = b.URL(db.Name)
-				}
+				direct, url := newDatabase(t, r)
+				admin := freshTable(t, direct)
 				ex := newExecutor(t, newPool(t, url, maxConns(1)), executor.Config{PreparedStatements: set})
 				update := func(v any) {
 					t.Helper()
@@ -253,8 +241,8 @@ func TestArgumentsAreTrueAfterAMigration(t *testing.T) {
 				}
 				update(int64(5))
 				find(int64(5))
-				pin := b
-				if p.mode == session || p.mode == statementTracked {
+				pin := r.Bouncer
+				if p.Mode == place.Session || p.Mode == place.StatementTracked {
 					pin = nil
 				}
 				migrate(t, admin, "alter table t alter column a type float8", pin, url)
@@ -264,7 +252,7 @@ func TestArgumentsAreTrueAfterAMigration(t *testing.T) {
 				if _, err := admin.Exec(t.Context(), "alter table t alter column a type text"); err != nil {
 					t.Fatal(err)
 				}
-				if p.server == "13" {
+				if p.Server == "13" {
 					// Its error does not say that it is about an argument, so it is the caller's, once.
 					_, _ = ex.Exec(t.Context(), "update t set a = $2 where id = $1", prepare.Stable, 1, "seven")
 					_, _ = ex.Exec(t.Context(), "select id from t where a = $1", prepare.Stable, "seven")
@@ -290,18 +278,14 @@ func checkColumn(t *testing.T, conn *pgx.Conn, want string) {
 func TestATransactionAfterAMigrationFailsAtMostOnce(t *testing.T) {
 	t.Parallel()
 	for _, p := range truthPlaces() {
-		if p.mode == statementTracked {
+		if p.Mode == place.StatementTracked {
 			continue
 		}
-		s, b := startPlace(t, p)
+		r := p.Start(t, fewServers)
 		for _, change := range changes {
 			t.Run(fmt.Sprintf("%v/%s", p, change.name), func(t *testing.T) {
-				db := s.NewDatabase(t)
-				admin := freshTable(t, db.URL)
-				url := db.URL
-				if b != nil {
-					url = b.URL(db.Name)
-				}
+				direct, url := newDatabase(t, r)
+				admin := freshTable(t, direct)
 				ex := newExecutor(t, newPool(t, url, maxConns(1)), executor.Config{})
 				inTx := func() (got string, err error) {
 					err = ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
@@ -339,14 +323,10 @@ func TestATransactionAfterAMigrationFailsAtMostOnce(t *testing.T) {
 // FETCH is a text whose rows depend on the cursor it finds, and PostgreSQL never calls its plan stale.
 func TestFetchIsTrueForEveryCursor(t *testing.T) {
 	t.Parallel()
-	for _, p := range habitats {
-		s, b := startPlace(t, p)
+	for _, p := range place.OneOfEachKind() {
+		r := p.Start(t, fewServers)
 		t.Run(p.String(), func(t *testing.T) {
-			db := s.NewDatabase(t)
-			url := db.URL
-			if b != nil {
-				url = b.URL(db.Name)
-			}
+			_, url := newDatabase(t, r)
 			ex := newExecutor(t, newPool(t, url, maxConns(1)), executor.Config{})
 			for range 2 {
 				for query, want := range map[string]string{

@@ -21,6 +21,7 @@ import (
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 type (
@@ -158,8 +159,8 @@ create domain posint as int check (value > 0);
 `
 
 // sameTypes registers the types of sameSchema on a connection.
-func sameTypes(t *testing.T, st *stand) func(*pgxpool.Config) {
-	conn := st.plain(t)
+func sameTypes(t *testing.T, st *place.Running) func(*pgxpool.Config) {
+	conn := connect(t, st.DB.URL)
 	types, err := conn.LoadTypes(t.Context(), []string{"mood", "_mood", "pair", "_pair", "posint"})
 	if err != nil {
 		t.Fatal(err)
@@ -252,10 +253,10 @@ type stored struct {
 }
 
 // storeAll puts every sample into its table by every way, and returns what the tables then hold.
-func storeAll(t *testing.T, st *stand, plain *pgx.Conn, db database, who string) map[string]stored {
+func storeAll(t *testing.T, st *place.Running, plain *pgx.Conn, db database, who string) map[string]stored {
 	found := map[string]stored{}
 	for _, way := range stores {
-		if way.begins && st.refusesBegin() {
+		if way.begins && st.Place.RefusesBegin() {
 			continue
 		}
 		how := who + "/" + way.name
@@ -284,24 +285,24 @@ func storeAll(t *testing.T, st *stand, plain *pgx.Conn, db database, who string)
 // TestSameData stores the same Go values by every way, under every policy, in every place: the rows have to be those that pgx's prepared
 // statements store on a direct connection, byte by byte, and what is read has to be what pgx reads there.
 func TestSameData(t *testing.T) {
-	for _, p := range []place{
-		{direct, "", "17"}, {session, "1.18", "15"}, {raw, "1.15", "13"}, {raw, "1.18", "15"}, {tracked, "1.24", "17"}, {statement, "1.26", "18"}, {tracked, "1.26", "18"},
+	for _, p := range []place.Place{
+		place.New(place.Direct, "", "17"), place.New(place.Session, "1.18", "15"), place.New(place.TransactionRaw, "1.15", "13"), place.New(place.TransactionRaw, "1.18", "15"), place.New(place.TransactionTracked, "1.24", "17"), place.New(place.Statement, "1.26", "18"), place.New(place.TransactionTracked, "1.26", "18"),
 	} {
 		t.Run(p.String(), func(t *testing.T) {
 			t.Parallel()
-			st := p.build(t)
-			st.spread(t, 4)
-			plain := st.plain(t)
-			st.must(t, plain, sameSchema)
+			st := p.Start(t)
+			openServers(t, st, 4)
+			plain := connect(t, st.DB.URL)
+			mustExec(t, plain, sameSchema)
 			made := map[string]bool{}
 			for _, s := range samples() {
 				if !made[s.typ] {
 					made[s.typ] = true
-					st.must(t, plain, "create table "+pgx.Identifier{"same " + s.typ}.Sanitize()+" (how text, k int, v "+s.typ+")")
+					mustExec(t, plain, "create table "+pgx.Identifier{"same " + s.typ}.Sanitize()+" (how text, k int, v "+s.typ+")")
 				}
 			}
 			types := sameTypes(t, st)
-			bare := newPool(t, st.db.URL, maxConns(1), types)
+			bare := newPool(t, st.DB.URL, maxConns(1), types)
 			want := storeAll(t, st, plain, bare, "bare")
 			wantRead := readAll(t, bare)
 			var refused []string
@@ -313,10 +314,10 @@ func TestSameData(t *testing.T) {
 			slices.Sort(refused)
 			t.Logf("pgx itself refuses %d: %s", len(refused), strings.Join(refused, "; "))
 			for _, policy := range []executor.PreparedStatements{executor.Auto, executor.On, executor.Off, executor.Shared} {
-				if policy == executor.On && st.forwards() {
+				if policy == executor.On && st.Place.ForwardsNames() {
 					continue // it loses statements, as it says
 				}
-				ex := newExecutor(t, newPool(t, st.url, maxConns(2), types), executor.Config{PreparedStatements: policy})
+				ex := newExecutor(t, newPool(t, st.URL, maxConns(2), types), executor.Config{PreparedStatements: policy})
 				if _, err := ex.Topology(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -382,9 +383,9 @@ func readAll(t *testing.T, db database) map[string][]any {
 
 // bareDiffers is the negative control: with pgx's Exec mode, the usual remedy behind a pooler, some of the samples fail and some are
 // silently stored as something else.
-func bareDiffers(t *testing.T, st *stand, plain *pgx.Conn, types func(*pgxpool.Config), want map[string]stored) {
+func bareDiffers(t *testing.T, st *place.Running, plain *pgx.Conn, types func(*pgxpool.Config), want map[string]stored) {
 	t.Helper()
-	pool := newPool(t, st.url, maxConns(1), types, func(cfg *pgxpool.Config) { cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec })
+	pool := newPool(t, st.URL, maxConns(1), types, func(cfg *pgxpool.Config) { cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec })
 	got := storeAll(t, st, plain, pool, "exec mode")
 	failed, differed := 0, 0
 	for k, s := range samples() {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/await"
 	"github.com/bounceproof/bounceproof/internal/pgscript"
 	"github.com/bounceproof/bounceproof/prepare"
 )
@@ -22,7 +23,7 @@ type scripted struct {
 	ex   *executor.Executor
 }
 
-// newScripted returns one that has looked at the pooler. close ends it before the test does, for loops.
+// newScripted returns one that knows the pooler. It ends with the test, or before when end is called, which loops do.
 func newScripted(t testing.TB, o pgscript.Options, cfg executor.Config, change ...func(*pgxpool.Config)) (s *scripted, end func()) {
 	t.Helper()
 	s = &scripted{b: pgscript.New(t, o)}
@@ -74,7 +75,7 @@ var scenes = []scene{
 
 // givenBack waits until no connection of the pool is in use: a dead one is taken out on a goroutine of the pool's.
 func givenBack(pool *pgxpool.Pool) error {
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Microsecond) {
+	for deadline := time.Now().Add(await.Deadline); ; time.Sleep(100 * time.Microsecond) {
 		n := pool.Stat().AcquiredConns()
 		if n == 0 {
 			return nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 // events is a tracer of every kind that writes down what it is told, and checks that an end belongs to its start.
@@ -124,8 +125,8 @@ var traced = []struct {
 	do   func(ctx context.Context, db starter)
 }{
 	{"Exec", func(ctx context.Context, db starter) {
-		_, _ = db.Exec(ctx, habitInsert, 1, 1)
-		_, _ = db.Exec(ctx, habitInsert, prepare.Stable, 1, 1)
+		_, _ = db.Exec(ctx, insertH, 1, 1)
+		_, _ = db.Exec(ctx, insertH, prepare.Stable, 1, 1)
 		_, _ = db.Exec(ctx, "select 1; select 2")
 		_, _ = db.Exec(ctx, "selec", 1)
 		_, _ = db.Exec(ctx, "select $1::int", 1, 2)
@@ -200,7 +201,7 @@ var traced = []struct {
 		_, _ = tx.Exec(ctx, "select 1; select 2")
 		_, _ = tx.CopyFrom(ctx, pgx.Identifier{"h"}, []string{"id"}, pgx.CopyFromRows([][]any{{1}}))
 		var b pgx.Batch
-		b.Queue(habitInsert, 2, 2)
+		b.Queue(insertH, 2, 2)
 		_ = tx.SendBatch(ctx, &b).Close()
 		_ = tx.Commit(ctx)
 		_ = tx.Rollback(ctx)
@@ -208,28 +209,28 @@ var traced = []struct {
 		if err != nil {
 			return
 		}
-		_, _ = tx.Exec(ctx, habitInsert, prepare.Stable, 1, 1)
-		_, _ = tx.Exec(ctx, habitInsert, prepare.Stable, 3, 1)
+		_, _ = tx.Exec(ctx, insertH, prepare.Stable, 1, 1)
+		_, _ = tx.Exec(ctx, insertH, prepare.Stable, 3, 1)
 		_ = tx.Rollback(ctx)
 		tx, err = db.Begin(ctx)
 		if err != nil {
 			return
 		}
-		_, _ = tx.Exec(ctx, habitInsert, 1, 1)
+		_, _ = tx.Exec(ctx, insertH, 1, 1)
 		_ = tx.Commit(ctx)
 	}},
 	{"nested", func(ctx context.Context, db starter) {
 		_ = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 			_, _ = tx.Exec(ctx, "delete from h where id < $1", 100)
 			return errors.Join(pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, habitInsert, prepare.Stable, 1, 1)
+				_, err := tx.Exec(ctx, insertH, prepare.Stable, 1, 1)
 				return err
 			}), func() error {
 				nested, err := tx.Begin(ctx)
 				if err != nil {
 					return err
 				}
-				_, _ = nested.Exec(ctx, habitInsert, prepare.Stable, 1, 1)
+				_, _ = nested.Exec(ctx, insertH, prepare.Stable, 1, 1)
 				return nested.Rollback(ctx)
 			}())
 		})
@@ -239,18 +240,18 @@ var traced = []struct {
 // TestTracers compares what pgx's tracers are told on a bare pool and on an executor: the same starts and ends, in the same order, with the
 // same text, arguments, tag and error.
 func TestTracers(t *testing.T) {
-	for _, p := range habitats {
+	for _, p := range place.OneOfEachKind() {
 		t.Run(p.String(), func(t *testing.T) {
 			t.Parallel()
-			st := p.build(t)
-			plain := st.plain(t)
+			st := p.Start(t)
+			plain := connect(t, st.DB.URL)
 			var bareEvents events
-			bare := newPool(t, st.db.URL, maxConns(1), func(cfg *pgxpool.Config) {
+			bare := newPool(t, st.DB.URL, maxConns(1), func(cfg *pgxpool.Config) {
 				cfg.ConnConfig.Tracer, cfg.ConnConfig.DefaultQueryExecMode = &bareEvents, pgx.QueryExecModeCacheDescribe
 			})
 			for _, policy := range []executor.PreparedStatements{executor.Auto, executor.Shared} {
 				var exEvents events
-				pool := newPool(t, st.url, maxConns(1), func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = &exEvents })
+				pool := newPool(t, st.URL, maxConns(1), func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = &exEvents })
 				ex := newExecutor(t, pool, executor.Config{PreparedStatements: policy})
 				if _, err := ex.Topology(t.Context()); err != nil {
 					t.Fatal(err)
@@ -259,10 +260,10 @@ func TestTracers(t *testing.T) {
 				for _, op := range traced {
 					t.Run(policy.String()+"/"+op.name, func(t *testing.T) {
 						for run := range 3 {
-							st.must(t, plain, "drop table if exists h; create table h (id int primary key, n int)")
+							mustExec(t, plain, "drop table if exists h; create table h (id int primary key, n int)")
 							op.do(t.Context(), bare)
 							want, _, _ := bareEvents.take()
-							st.must(t, plain, "drop table if exists h; create table h (id int primary key, n int)")
+							mustExec(t, plain, "drop table if exists h; create table h (id int primary key, n int)")
 							op.do(t.Context(), ex)
 							got, n, left := exEvents.take()
 							prepared += n

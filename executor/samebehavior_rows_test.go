@@ -27,7 +27,7 @@ func (r *scanned) ScanRow(rows pgx.Rows) error {
 	return nil
 }
 
-var rowHabits = []habit{
+var rowUsages = []usage{
 	{"collecting", func(ctx context.Context, s *transcript, db starter) {
 		type named struct {
 			ID   int

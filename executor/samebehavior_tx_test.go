@@ -14,7 +14,7 @@ import (
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
-const habitInsert = "insert into h values ($1, $2)"
+const insertH = "insert into h values ($1, $2)"
 
 // begun says that a transaction began, and returns it.
 func (s *transcript) begun(tx pgx.Tx, err error) pgx.Tx {
@@ -32,11 +32,11 @@ func (s *transcript) query(ctx context.Context, tx pgx.Tx, sql string, args ...a
 	s.rows(sql, rows, err)
 }
 
-var txHabits = []habit{
+var txUsages = []usage{
 	{"transactions", func(ctx context.Context, s *transcript, db starter) {
 		tx := s.begun(db.Begin(ctx))
-		s.exec(ctx, tx, habitInsert, prepare.Stable, 1, 1)
-		s.exec(ctx, tx, habitInsert, 2, 2)
+		s.exec(ctx, tx, insertH, prepare.Stable, 1, 1)
+		s.exec(ctx, tx, insertH, 2, 2)
 		s.query(ctx, tx, "select * from h where id > $1 order by id", 0)
 		s.err("commit", tx.Commit(ctx))
 		s.err("commit again", tx.Commit(ctx))
@@ -60,9 +60,9 @@ var txHabits = []habit{
 		s.err("rollback again", tx.Rollback(ctx))
 
 		tx = s.begun(db.Begin(ctx))
-		s.exec(ctx, tx, habitInsert, prepare.Stable, 3, 3)
-		s.exec(ctx, tx, habitInsert, prepare.Stable, 1, 1)
-		s.exec(ctx, tx, habitInsert, prepare.Stable, 4, 4)
+		s.exec(ctx, tx, insertH, prepare.Stable, 3, 3)
+		s.exec(ctx, tx, insertH, prepare.Stable, 1, 1)
+		s.exec(ctx, tx, insertH, prepare.Stable, 4, 4)
 		s.query(ctx, tx, "select $1::int", 1)
 		s.exec(ctx, tx, "select 1")
 		s.err("commit of a failed one", tx.Commit(ctx))
@@ -74,7 +74,7 @@ var txHabits = []habit{
 
 		own := errors.New("own")
 		s.say("func: %v", errors.Is(pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-			s.exec(ctx, tx, habitInsert, 5, 5)
+			s.exec(ctx, tx, insertH, 5, 5)
 			return own
 		}), own))
 		s.err("func", pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
@@ -103,7 +103,7 @@ var txHabits = []habit{
 				continue
 			}
 			s.rows("settings", rows, nil)
-			s.exec(ctx, tx, habitInsert, 1, 1)
+			s.exec(ctx, tx, insertH, 1, 1)
 			s.err("commit", tx.Commit(ctx))
 			s.err("rollback", tx.Rollback(ctx))
 		}
@@ -123,30 +123,30 @@ var txHabits = []habit{
 	{"savepoints in text", func(ctx context.Context, s *transcript, db starter) {
 		tx := s.begun(db.Begin(ctx))
 		s.exec(ctx, tx, "savepoint a")
-		s.exec(ctx, tx, habitInsert, prepare.Stable, 1, 1)
+		s.exec(ctx, tx, insertH, prepare.Stable, 1, 1)
 		s.exec(ctx, tx, "savepoint b")
-		s.exec(ctx, tx, habitInsert, prepare.Stable, 1, 2)
-		s.exec(ctx, tx, habitInsert, prepare.Stable, 2, 2)
+		s.exec(ctx, tx, insertH, prepare.Stable, 1, 2)
+		s.exec(ctx, tx, insertH, prepare.Stable, 2, 2)
 		s.exec(ctx, tx, "rollback to b")
-		s.exec(ctx, tx, habitInsert, prepare.Stable, 2, 2)
+		s.exec(ctx, tx, insertH, prepare.Stable, 2, 2)
 		s.exec(ctx, tx, "release a")
 		s.exec(ctx, tx, "rollback to b")
 		s.err("commit", tx.Commit(ctx))
 		tx = s.begun(db.Begin(ctx))
-		s.exec(ctx, tx, habitInsert, 3, 3)
+		s.exec(ctx, tx, insertH, 3, 3)
 		s.exec(ctx, tx, "commit; begin")
-		s.exec(ctx, tx, habitInsert, 4, 4)
+		s.exec(ctx, tx, insertH, 4, 4)
 		s.err("rollback", tx.Rollback(ctx))
 	}},
 	{"nested transactions", func(ctx context.Context, s *transcript, db starter) {
 		tx := s.begun(db.Begin(ctx))
 		a := s.begun(tx.Begin(ctx))
-		s.exec(ctx, a, habitInsert, prepare.Stable, 1, 1)
+		s.exec(ctx, a, insertH, prepare.Stable, 1, 1)
 		b := s.begun(a.Begin(ctx))
-		s.exec(ctx, b, habitInsert, prepare.Stable, 1, 1)
-		s.exec(ctx, b, habitInsert, prepare.Stable, 2, 2)
+		s.exec(ctx, b, insertH, prepare.Stable, 1, 1)
+		s.exec(ctx, b, insertH, prepare.Stable, 2, 2)
 		s.err("rollback inner", b.Rollback(ctx))
-		s.exec(ctx, a, habitInsert, prepare.Stable, 3, 3)
+		s.exec(ctx, a, insertH, prepare.Stable, 3, 3)
 		s.err("commit outer", a.Commit(ctx))
 		s.err("commit outer again", a.Commit(ctx))
 		_, err := a.Exec(ctx, "select 1")
@@ -160,7 +160,7 @@ var txHabits = []habit{
 		c = s.begun(tx.Begin(ctx))
 		d := s.begun(c.Begin(ctx))
 		s.err("rollback without a statement", d.Rollback(ctx))
-		s.exec(ctx, c, habitInsert, 4, 4)
+		s.exec(ctx, c, insertH, 4, 4)
 		s.err("rollback", c.Rollback(ctx))
 		c = s.begun(tx.Begin(ctx))
 		s.query(ctx, c, "select * from nowhere where id = $1", 1)
@@ -169,11 +169,11 @@ var txHabits = []habit{
 		s.err("commit", tx.Commit(ctx))
 		s.err("func in func", pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 			err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-				s.exec(ctx, tx, habitInsert, 5, 5)
+				s.exec(ctx, tx, insertH, 5, 5)
 				return errors.New("own")
 			})
 			s.err("inner", err)
-			s.exec(ctx, tx, habitInsert, 6, 6)
+			s.exec(ctx, tx, insertH, 6, 6)
 			return nil
 		}))
 	}},
@@ -208,10 +208,10 @@ var txHabits = []habit{
 		s.query(ctx, tx, "select count(*) from h where id >= $1", 100)
 		s.err("rollback", tx.Rollback(ctx))
 		tx = s.begun(db.Begin(ctx))
-		s.exec(ctx, tx, habitInsert, 20, 20)
+		s.exec(ctx, tx, insertH, 20, 20)
 		_, err = tx.CopyFrom(ctx, table, columns, pgx.CopyFromRows([][]any{{20, 1, "dup"}}))
 		s.err("copy fails", err)
-		s.exec(ctx, tx, habitInsert, 21, 21)
+		s.exec(ctx, tx, insertH, 21, 21)
 		s.err("commit", tx.Commit(ctx))
 		tx = s.begun(db.Begin(ctx))
 		nested := s.begun(tx.Begin(ctx))
@@ -242,7 +242,7 @@ var txHabits = []habit{
 			s.err("read", err)
 			s.err("truncate", object.Truncate(3))
 			s.err("close", object.Close())
-			s.exec(ctx, tx, habitInsert, prepare.Stable, 1, 1)
+			s.exec(ctx, tx, insertH, prepare.Stable, 1, 1)
 			s.err("unlink", objects.Unlink(ctx, oid))
 			s.err("unlink again", objects.Unlink(ctx, oid))
 			return nil
@@ -257,12 +257,12 @@ var txHabits = []habit{
 			sd, err = tx.Prepare(ctx, "mine", "select $1::int + n as sum from h where id = $2")
 			s.err("prepare", err)
 			s.say("%q %q %v %s %d", sd.Name, sd.SQL, sd.ParamOIDs, sd.Fields[0].Name, sd.Fields[0].DataTypeOID)
-			s.exec(ctx, tx, habitInsert, 1, 10)
+			s.exec(ctx, tx, insertH, 1, 10)
 			s.query(ctx, tx, "mine", 5, 1)
 			s.exec(ctx, tx, "mine", 5, 1)
 			var b pgx.Batch
 			b.Queue("mine", 6, 1)
-			b.Queue(habitInsert, 2, 2)
+			b.Queue(insertH, 2, 2)
 			results := tx.SendBatch(ctx, &b)
 			rows, err := results.Query()
 			s.rows("batch", rows, err)
@@ -272,14 +272,14 @@ var txHabits = []habit{
 		tx := s.begun(db.Begin(ctx))
 		_, err := tx.Prepare(ctx, "bad", "select * from nowhere")
 		s.err("prepare", err)
-		s.exec(ctx, tx, habitInsert, 1, 10)
+		s.exec(ctx, tx, insertH, 1, 10)
 		s.err("commit", tx.Commit(ctx))
 	}},
 	{"the transaction's connection", func(ctx context.Context, s *transcript, db starter) {
 		for range 2 {
 			tx := s.begun(db.Begin(ctx))
 			s.say("status %c", tx.Conn().PgConn().TxStatus())
-			s.exec(ctx, tx, habitInsert, prepare.Stable, 1, 1)
+			s.exec(ctx, tx, insertH, prepare.Stable, 1, 1)
 			rows, err := tx.Conn().Query(ctx, "select n from h where id = $1", pgx.QueryExecModeCacheDescribe, 1)
 			s.rows("sees", rows, err)
 			_, err = tx.Conn().Exec(ctx, "insert into h values (2, 2)")

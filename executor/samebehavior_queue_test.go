@@ -10,6 +10,7 @@ import (
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 // queueing is a transaction whose queue and OnCommit functions are watched.
@@ -207,20 +208,20 @@ var queueCases = []struct {
 }
 
 func TestQueueAndOnCommit(t *testing.T) {
-	for _, p := range habitats {
+	for _, p := range place.OneOfEachKind() {
 		t.Run(p.String(), func(t *testing.T) {
 			t.Parallel()
-			st := p.build(t)
-			st.spread(t, 4)
-			plain := st.plain(t)
-			st.must(t, plain, "create table q (id int generated always as identity, name text unique)")
-			st.must(t, plain, "create table deferred (n int unique deferrable initially deferred)")
+			st := p.Start(t)
+			openServers(t, st, 4)
+			plain := connect(t, st.DB.URL)
+			mustExec(t, plain, "create table q (id int generated always as identity, name text unique)")
+			mustExec(t, plain, "create table deferred (n int unique deferrable initially deferred)")
 			for _, policy := range []executor.PreparedStatements{executor.Auto, executor.Shared, executor.Off} {
-				ex := newExecutor(t, newPool(t, st.url, maxConns(1)), executor.Config{PreparedStatements: policy})
+				ex := newExecutor(t, newPool(t, st.URL, maxConns(1)), executor.Config{PreparedStatements: policy})
 				for _, tc := range queueCases {
 					t.Run(policy.String()+"/"+tc.name, func(t *testing.T) {
 						for _, opts := range []pgx.TxOptions{{}, {IsoLevel: pgx.Serializable}, {}} {
-							st.must(t, plain, "truncate q")
+							mustExec(t, plain, "truncate q")
 							q := &queueing{t: t, ctx: t.Context()}
 							err := ex.InTx(t.Context(), opts, func(_ context.Context, tx executor.Tx) error {
 								q.done = nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 // starter is a database that begins transactions with options. A pool is one, and so is an executor.
@@ -70,32 +71,32 @@ func (s *transcript) rows(what string, rows pgx.Rows, err error) {
 	s.err(what, err)
 }
 
-// habit is something that programs do with pgx.
-type habit struct {
+// usage is something that programs do with pgx.
+type usage struct {
 	name string
 	do   func(ctx context.Context, s *transcript, db starter)
 }
 
-// TestHabits does what programs do with pgx on a bare pool and on an executor, and compares what they get to see.
-func TestHabits(t *testing.T) {
-	all := append(append(append(append([]habit{}, queryHabits...), rowHabits...), txHabits...), batchHabits...)
-	for _, p := range habitats {
+// TestSameBehavior does what programs do with pgx on a bare pool and on an executor, and compares what they get to see.
+func TestSameBehavior(t *testing.T) {
+	all := append(append(append(append([]usage{}, queryUsages...), rowUsages...), txUsages...), batchUsages...)
+	for _, p := range place.OneOfEachKind() {
 		t.Run(p.String(), func(t *testing.T) {
 			t.Parallel()
-			st := p.build(t)
-			st.spread(t, 4)
-			plain := st.plain(t)
+			st := p.Start(t)
+			openServers(t, st, 4)
+			plain := connect(t, st.DB.URL)
 			// By default pgx loses track of its statements where a batch fails, and answers 26000 to the next.
-			bare := newPool(t, st.db.URL, maxConns(2), func(cfg *pgxpool.Config) { cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe })
+			bare := newPool(t, st.DB.URL, maxConns(2), func(cfg *pgxpool.Config) { cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe })
 			for _, policy := range []executor.PreparedStatements{executor.Auto, executor.On, executor.Shared, executor.Off} {
-				if policy == executor.On && p.forwards() {
+				if policy == executor.On && p.ForwardsNames() {
 					continue // it loses statements, as it says
 				}
-				ex := newExecutor(t, newPool(t, st.url, maxConns(2)), executor.Config{PreparedStatements: policy, PrepareThreshold: 2})
+				ex := newExecutor(t, newPool(t, st.URL, maxConns(2)), executor.Config{PreparedStatements: policy, PrepareThreshold: 2})
 				for _, h := range all {
 					t.Run(policy.String()+"/"+h.name, func(t *testing.T) {
 						run := func(db starter) string {
-							st.must(t, plain, "drop table if exists h; create table h (id int primary key, n int, v text)")
+							mustExec(t, plain, "drop table if exists h; create table h (id int primary key, n int, v text)")
 							var s transcript
 							h.do(t.Context(), &s, db)
 							s.say("left: %s", one(t, plain, "select string_agg(h::text, ' ' order by id) from h"))
@@ -103,7 +104,7 @@ func TestHabits(t *testing.T) {
 						}
 						want := run(bare)
 						if strings.Count(want, "\n") < 3 {
-							t.Fatalf("this habit shows nothing: %s", want)
+							t.Fatalf("this usage shows nothing: %s", want)
 						}
 						for range 3 { // the second time names are known, and the third time unmarked texts are stable
 							if got := run(ex); got != want {
@@ -135,7 +136,7 @@ var modes = []pgx.QueryExecMode{
 	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 }
 
-var queryHabits = []habit{
+var queryUsages = []usage{
 	{"several statements", func(ctx context.Context, s *transcript, db starter) {
 		tag, err := db.Exec(ctx, "insert into h values (1, 1); insert into h values (2, 2); update h set n = 5")
 		s.tag("three", tag, err)

@@ -10,12 +10,12 @@ import (
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
-var batchHabits = []habit{
+var batchUsages = []usage{
 	{"batches", func(ctx context.Context, s *transcript, db starter) {
 		for range 2 {
 			var b pgx.Batch
-			b.Queue(habitInsert, 1, 1)
-			b.Queue(habitInsert, prepare.Stable, 2, 2)
+			b.Queue(insertH, 1, 1)
+			b.Queue(insertH, prepare.Stable, 2, 2)
 			b.Queue("select id, n from h order by id")
 			b.Queue("select n from h where id = @id", pgx.NamedArgs{"id": 2})
 			b.Queue("delete from h")
@@ -48,9 +48,9 @@ var batchHabits = []habit{
 			for _, args := range [][]any{nil, {prepare.Stable}} {
 				var b pgx.Batch
 				b.Queue("delete from h")
-				b.Queue(habitInsert, prepare.Stable, 1, 1)
+				b.Queue(insertH, prepare.Stable, 1, 1)
 				b.Queue(bad, args...)
-				b.Queue(habitInsert, prepare.Stable, 3, 3)
+				b.Queue(insertH, prepare.Stable, 3, 3)
 				results := db.SendBatch(ctx, &b)
 				failed := 0
 				for range 4 {
@@ -65,8 +65,8 @@ var batchHabits = []habit{
 		}
 		for _, args := range [][]any{{1}, {"x", 1}, {1, 2, 3}} {
 			var b pgx.Batch
-			b.Queue(habitInsert, 7, 7)
-			b.Queue(habitInsert, args...)
+			b.Queue(insertH, 7, 7)
+			b.Queue(insertH, args...)
 			results := db.SendBatch(ctx, &b)
 			_, err := results.Exec()
 			s.say("%v, %v", err != nil, results.Close() != nil)
@@ -79,7 +79,7 @@ var batchHabits = []habit{
 				s.say("deleted %v", ct.Delete())
 				return nil
 			})
-			b.Queue(habitInsert, 1, 1)
+			b.Queue(insertH, 1, 1)
 			b.Queue("select n from h where id = $1", prepare.Stable, 1).QueryRow(func(row pgx.Row) error {
 				var n int
 				err := row.Scan(&n)
@@ -103,9 +103,9 @@ var batchHabits = []habit{
 			var b pgx.Batch
 			b.Queue("begin")
 			b.Queue("delete from h")
-			b.Queue(habitInsert, prepare.Stable, 1, 1)
+			b.Queue(insertH, prepare.Stable, 1, 1)
 			b.Queue("savepoint a")
-			b.Queue(habitInsert, prepare.Stable, 2, 2)
+			b.Queue(insertH, prepare.Stable, 2, 2)
 			b.Queue("rollback to a")
 			b.Queue("commit")
 			results := db.SendBatch(ctx, &b)
@@ -117,7 +117,7 @@ var batchHabits = []habit{
 		}
 		var b pgx.Batch
 		b.Queue("begin")
-		b.Queue(habitInsert, prepare.Stable, 5, 1)
+		b.Queue(insertH, prepare.Stable, 5, 1)
 		s.err("left open", db.SendBatch(ctx, &b).Close())
 		var n int
 		s.err("next", db.QueryRow(ctx, "select count(*) from h where id = $1", 5).Scan(&n))
@@ -128,7 +128,7 @@ var batchHabits = []habit{
 			tx := s.begun(db.Begin(ctx))
 			var b pgx.Batch
 			b.Queue("delete from h")
-			b.Queue(habitInsert, prepare.Stable, 1, 1)
+			b.Queue(insertH, prepare.Stable, 1, 1)
 			b.Queue("select count(*) from h")
 			results := tx.SendBatch(ctx, &b)
 			s.say("tx: %v", results.Tx() == nil)
@@ -136,7 +136,7 @@ var batchHabits = []habit{
 			nested := s.begun(tx.Begin(ctx))
 			s.err("duplicate", nested.SendBatch(ctx, &b).Close())
 			var dup pgx.Batch
-			dup.Queue(habitInsert, prepare.Stable, 1, 1)
+			dup.Queue(insertH, prepare.Stable, 1, 1)
 			s.err("duplicate", nested.SendBatch(ctx, &dup).Close())
 			s.err("aborted", nested.SendBatch(ctx, &dup).Close())
 			s.err("rollback", nested.Rollback(ctx))
@@ -156,7 +156,7 @@ var batchHabits = []habit{
 			b.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
 			b.Queue("delete from h")
 			b.Queue("select current_setting('transaction_isolation')")
-			b.Queue(habitInsert, prepare.Stable, 1, 1)
+			b.Queue(insertH, prepare.Stable, 1, 1)
 			results := db.SendBatch(ctx, &b)
 			for range 2 {
 				tag, err := results.Exec()
@@ -166,28 +166,28 @@ var batchHabits = []habit{
 			s.rows("isolation", rows, err)
 			s.err("close", results.Close())
 			tx := results.Tx()
-			s.exec(ctx, tx, habitInsert, prepare.Stable, 2, 2)
+			s.exec(ctx, tx, insertH, prepare.Stable, 2, 2)
 			s.err("commit", tx.Commit(ctx))
 			s.err("close again", results.Close())
 			s.err("rollback", tx.Rollback(ctx))
 		}
 		var b pgx.Batch
 		b.BeginTx(pgx.TxOptions{})
-		b.Queue(habitInsert, prepare.Stable, 3, 3)
+		b.Queue(insertH, prepare.Stable, 3, 3)
 		results := db.SendBatch(ctx, &b)
 		tx := results.Tx()
 		s.err("close", results.Close())
 		s.err("rollback", tx.Rollback(ctx))
 		var dup pgx.Batch
 		dup.BeginTx(pgx.TxOptions{CommitQuery: "commit and no chain"})
-		dup.Queue(habitInsert, prepare.Stable, 1, 1)
+		dup.Queue(insertH, prepare.Stable, 1, 1)
 		results = db.SendBatch(ctx, &dup)
 		s.err("duplicate", results.Close())
 		s.exec(ctx, results.Tx(), "select 1")
 		s.err("commit of a failed one", results.Tx().Commit(ctx))
 		var bad pgx.Batch
 		bad.BeginTx(pgx.TxOptions{BeginQuery: "begin what"})
-		bad.Queue(habitInsert, prepare.Stable, 4, 4)
+		bad.Queue(insertH, prepare.Stable, 4, 4)
 		results = db.SendBatch(ctx, &bad)
 		s.err("bad begin", results.Close())
 		s.err("commit", results.Tx().Commit(ctx))
