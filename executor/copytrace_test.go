@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
 // lockedBuffer is a buffer that pgconn's goroutines may write to.
@@ -36,9 +37,9 @@ func (l *lockedBuffer) take() string {
 func TestCopyFromLeavesATraceAlone(t *testing.T) {
 	t.Parallel()
 	for _, opts := range []pgproto3.TracerOptions{{}, {SuppressTimestamps: true}} {
-		st := place{raw, "1.18", "15"}.build(t)
+		st := place.New(place.TransactionRaw, "1.18", "15").Start(t)
 		trace := &lockedBuffer{}
-		pool := newPool(t, st.url, maxConns(1), func(cfg *pgxpool.Config) {
+		pool := newPool(t, st.URL, maxConns(1), func(cfg *pgxpool.Config) {
 			cfg.AfterConnect = func(_ context.Context, c *pgx.Conn) error {
 				c.PgConn().Frontend().Trace(trace, opts)
 				return nil
