@@ -35,32 +35,52 @@ var planned = map[string]bool{
 	"select": true, "insert": true, "update": true, "delete": true, "merge": true, "with": true, "values": true, "table": true,
 }
 
-// table has the first words of the statements with a flag besides Utility.
+// table has the first words of the utility statements, each with what it is besides. A word that is not here may do anything, so it may commit.
 var table = map[string]Kind{
-	"abort":      Control | Cuts,
+	"abort":      Control | Cuts | NeedsBlock,
 	"alter":      MayCommit,
 	"analyse":    MayCommit,
 	"analyze":    MayCommit,
-	"begin":      Control,
+	"begin":      Control | NeedsBlock,
 	"call":       MayCommit,
+	"checkpoint": 0,
+	"close":      0,
 	"cluster":    MayCommit,
-	"commit":     Control | Cuts,
+	"comment":    0,
+	"commit":     Control | Cuts | NeedsBlock,
 	"copy":       Copy,
 	"create":     MayCommit,
 	"deallocate": ForgetsStatements,
 	"declare":    NeedsBlock,
+	"discard":    MayCommit, // ALL is refused beside others
 	"do":         MayCommit,
 	"drop":       MayCommit,
-	"end":        Control | Cuts,
+	"end":        Control | Cuts | NeedsBlock,
+	"execute":    0,
+	"explain":    0,
+	"fetch":      0,
+	"grant":      0,
+	"import":     0,
+	"listen":     0,
+	"load":       0,
 	"lock":       NeedsBlock,
+	"move":       0,
+	"notify":     0,
 	"prepare":    Control,
+	"reassign":   0,
+	"refresh":    0,
 	"reindex":    MayCommit,
 	"release":    Control | Cuts | NeedsBlock,
-	"repack":     MayCommit, // PostgreSQL 19
+	"reset":      Control | NeedsBlock,
+	"revoke":     0,
 	"rollback":   Control | Cuts | NeedsBlock,
 	"savepoint":  Control | Cuts | NeedsBlock,
+	"security":   0,
 	"set":        Control | NeedsBlock,
-	"start":      Control,
+	"show":       0,
+	"start":      Control | NeedsBlock,
+	"truncate":   0,
+	"unlisten":   0,
 	"vacuum":     MayCommit,
 }
 
@@ -81,7 +101,11 @@ func Of(sql string) Kind {
 	if planned[string(first)] {
 		return 0
 	}
-	kind := Utility | table[string(first)]
+	kind, known := table[string(first)]
+	if !known {
+		return Utility | MayCommit
+	}
+	kind |= Utility
 	switch string(first) {
 	case "discard", "prepare":
 		var next [longestWord]byte

@@ -37,14 +37,15 @@ const (
 
 // flags has the commands, or first words of them, with another flag than Utility.
 var flags = map[string]sqltext.Kind{
-	"ABORT": control | cuts, "BEGIN": control, "COMMIT": control | cuts, "COMMIT PREPARED": control | cuts, "END": control | cuts,
-	"START TRANSACTION": control, "ROLLBACK": control | cuts | needsBlock, "ROLLBACK PREPARED": control | cuts | needsBlock,
+	"ABORT": control | cuts | needsBlock, "BEGIN": control | needsBlock, "COMMIT": control | cuts | needsBlock,
+	"COMMIT PREPARED": control | cuts | needsBlock, "END": control | cuts | needsBlock, "START TRANSACTION": control | needsBlock,
+	"RESET": control | needsBlock, "ROLLBACK": control | cuts | needsBlock, "ROLLBACK PREPARED": control | cuts | needsBlock,
 	"ROLLBACK TO SAVEPOINT": control | cuts | needsBlock, "SAVEPOINT": control | cuts | needsBlock, "RELEASE SAVEPOINT": control | cuts | needsBlock,
 	"PREPARE": control, "PREPARE TRANSACTION": control | cuts | needsBlock, "SET": control | needsBlock,
 	"DECLARE": needsBlock, "LOCK": needsBlock,
 	"CALL": sqltext.MayCommit, "DO": sqltext.MayCommit, "VACUUM": sqltext.MayCommit, "ANALYZE": sqltext.MayCommit, "CLUSTER": sqltext.MayCommit,
 	"REINDEX": sqltext.MayCommit, "REPACK": sqltext.MayCommit, "CREATE": sqltext.MayCommit, "DROP": sqltext.MayCommit, "ALTER": sqltext.MayCommit,
-	"COPY": sqltext.Copy, "DEALLOCATE": sqltext.ForgetsStatements,
+	"COPY": sqltext.Copy, "DEALLOCATE": sqltext.ForgetsStatements, "DISCARD": sqltext.MayCommit,
 }
 
 var planned = map[string]bool{
@@ -81,10 +82,10 @@ func TestOfEveryCommand(t *testing.T) {
 func TestOfSecondWord(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]sqltext.Kind{
-		"discard all":                      sqltext.ForgetsStatements | sqltext.Utility,
-		"Discard /* x */ ALL":              sqltext.ForgetsStatements | sqltext.Utility,
-		"discard plans":                    sqltext.Utility,
-		"discard":                          sqltext.Utility,
+		"discard all":                      sqltext.ForgetsStatements | sqltext.MayCommit | sqltext.Utility,
+		"Discard /* x */ ALL":              sqltext.ForgetsStatements | sqltext.MayCommit | sqltext.Utility,
+		"discard plans":                    sqltext.MayCommit | sqltext.Utility,
+		"discard":                          sqltext.MayCommit | sqltext.Utility,
 		"deallocate prepare all":           sqltext.ForgetsStatements | sqltext.Utility,
 		"prepare transaction 'x'":          control | cuts | needsBlock | sqltext.Utility,
 		"prepare transactions as select 1": control | sqltext.Utility,
@@ -92,8 +93,8 @@ func TestOfSecondWord(t *testing.T) {
 		"  -- nothing":                     0,
 		"/* never closed select":           0,
 		"1":                                0,
-		"set_config":                       sqltext.Utility,
-		"a_word_that_is_longer_than_any_of_the_tables": sqltext.Utility,
+		"set_config":                       sqltext.MayCommit | sqltext.Utility,
+		"a_word_that_is_longer_than_any_of_the_tables": sqltext.MayCommit | sqltext.Utility,
 	} {
 		if got := sqltext.Of(text); got != want {
 			t.Errorf("Of(%q) = %b, want %b", text, got, want)
