@@ -1,9 +1,9 @@
-// Package notify wakes processes up through PostgreSQL's NOTIFY at no cost to those who publish, and never lies about
-// whether that works.
+// Package notify wakes processes up through PostgreSQL's NOTIFY at no cost to those who publish, and finds out whether
+// that works.
 //
 // A [Sender] coalesces notifications and sends them outside of publishers' transactions. A [Listener] receives them on a
 // connection of its own, proves again and again that they really arrive, and polls where they do not: behind a pooler in
-// transaction mode LISTEN succeeds and then stays silent.
+// transaction mode LISTEN succeeds and nothing arrives.
 //
 // # What is promised
 //
@@ -30,6 +30,9 @@
 //     see SenderConfig.MaxStretch.
 //   - The listener dials with the pool's ConnConfig and BeforeConnect, or with Direct. AfterConnect is not applied.
 //   - A pooler in session mode gives the listener a server for itself, and the note needs another one from the pool.
+//   - A text that the encoding of the database cannot hold is refused by the server, if the connection says that it sends
+//     UTF-8. The payload goes out as an empty one then, or, if it is the channel, the notification is dropped; nothing
+//     else is. Where many payloads are refused at once, the other payloads that are not ASCII may become empty ones too.
 //   - idle_session_timeout ends a listening session like any other. It is reopened and resynced.
 //   - On a standby LISTEN is refused: the handlers are polled.
 //   - A queue that was full stays full on PostgreSQL 13 and later, although its slowest reader has caught up, until

@@ -63,7 +63,7 @@ func TestListenerConfigIsChecked(t *testing.T) {
 	for field, cfg := range map[string]notify.ListenerConfig{
 		"Direct":           {Direct: "postgres://user:secret@host:port/db"},
 		"HeartbeatTimeout": {HeartbeatTimeout: -1},
-		"ReconnectMin ":    {ReconnectMin: -1},
+		"ReconnectMin is":  {ReconnectMin: -1},
 		"ReconnectMax":     {ReconnectMin: time.Minute, ReconnectMax: time.Second},
 		"MaxPending":       {MaxPending: -1},
 	} {

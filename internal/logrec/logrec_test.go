@@ -16,8 +16,8 @@ func TestLinesAreKeptByLevel(t *testing.T) {
 	var r logrec.Recorder
 	log := r.Logger()
 	log.Debug("quiet")
-	log.Warn("it failed", "error", errors.New("no route"), "attempt", 2)
-	log.With("pool", "a").WithGroup("g").With("x", 1).Warn("twice", slog.Group("h", "y", true), slog.Group("", "z", 3))
+	log.Warn("it failed", slog.Any("error", errors.New("no route")), slog.Int("attempt", 2))
+	log.With(slog.String("pool", "a")).WithGroup("g").With(slog.Int("x", 1)).Warn("twice", slog.Group("h", slog.Bool("y", true)), slog.Group("", slog.Int("z", 3)))
 	want := []string{"it failed error=no route attempt=2", "twice pool=a g.x=1 g.h.y=true g.z=3"}
 	if diff := cmp.Diff(want, r.At(slog.LevelWarn)); diff != "" {
 		t.Error(diff)
@@ -41,7 +41,7 @@ func TestRecorderIsSafeForConcurrentUse(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for range 100 {
-				r.Logger().With("k", "v").Info("hello")
+				r.Logger().With(slog.String("k", "v")).Info("hello")
 				_ = r.All()
 			}
 		})
