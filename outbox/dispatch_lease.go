@@ -23,36 +23,6 @@ var errLaneLost = errors.New("outbox: lane lost")
 // after a member came or went: one to give back, one to take.
 const rebalanceInterval = 2 * time.Second
 
-// lane is a lane whose lease this runner holds.
-type lane struct {
-	id      int16
-	token   int64
-	state   laneState
-	leaving bool // give it back as soon as it is idle
-
-	stored position // as the database has it: the operand of the compare-and-swap
-	now    position // ahead of stored when empty batches were passed over
-
-	failed  blocked // keys that wait outside the log
-	paused  bool    // too many of them: nothing is read from the log
-	crashes int     // of former owners in a row
-
-	job     *job      // while busy
-	next    position  // while done: where the job has brought the lane,
-	changes *changes  // and what became of its events
-	askAt   time.Time // while adopting: not before
-	cancel  context.CancelCauseFunc
-}
-
-type laneState int8
-
-const (
-	adopting laneState = iota // the place is not known yet
-	idle                      // waits for events
-	busy                      // a page is with the handlers
-	done                      // a page is to be recorded
-)
-
 // shares is what lease_shares.sql tells.
 type shares struct{ members, rank, lanes, free int64 }
 
@@ -83,7 +53,7 @@ func (r *runner) heartbeat(ctx context.Context) error {
 	held := make(map[int16]int64)
 	deadline := time.Now().Add(r.d.cfg.LeaseDuration) // counted from before the request, so never later than the server's
 	b.Queue(begin)
-	b.Queue(r.s.sql.memberSeen, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration, r.holds())
+	b.Queue(r.s.sql.memberSeen, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration, r.ticksInMemory())
 	b.Queue(r.s.sql.leaseRenew, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration).Query(collectLanes(held))
 	b.Queue(r.s.sql.leaseShares, prepare.Stable, r.sub.name, r.owner).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&sh.members, &sh.rank, &sh.lanes, &sh.free)
@@ -103,15 +73,16 @@ func (r *runner) heartbeat(ctx context.Context) error {
 	return r.rebalance(ctx, sh)
 }
 
-// holds returns the ticks that are in memory and may not be pruned.
-func (r *runner) holds() []int64 {
+// ticksInMemory returns the ticks that lanes need to go on and that may not be in the database yet: they must not be pruned.
+func (r *runner) ticksInMemory() []int64 {
 	ids := make([]int64, 0, 2*len(r.lanes))
 	for _, l := range r.lanes {
-		switch {
-		case l.state == busy:
-			ids = append(ids, l.job.holds[:]...)
-		case l.state != adopting:
-			ids = append(ids, l.now.from.id, l.now.to.id, l.next.from.id, l.next.to.id)
+		switch l.state {
+		case busy:
+			ids = append(ids, l.job.ticks[:]...)
+		case idle, finished:
+			ids = append(ids, l.progress.now.from.id, l.progress.now.to.id)
+		case adopting:
 		}
 	}
 	slices.Sort(ids)
@@ -148,7 +119,7 @@ func (r *runner) rebalance(ctx context.Context, sh shares) error {
 		l.leaving = false
 		staying++
 	}
-	for _, state := range []laneState{adopting, idle, done, busy} { // those that rest go first
+	for _, state := range []laneState{adopting, idle, finished, busy} { // those that rest go first
 		for _, l := range r.lanes {
 			if staying > want && l.state == state && !l.leaving {
 				l.leaving = true
@@ -177,6 +148,15 @@ func (r *runner) rebalance(ctx context.Context, sh shares) error {
 	}
 	r.short = staying+len(claimed) < want
 	return nil
+}
+
+// queueCalm adds the statement that forgets the crashes of former owners: their lanes came to the end of a page.
+func (r *runner) queueCalm(b *pgx.Batch, lanes []*lane) {
+	ids, tokens := make([]int16, len(lanes)), make([]int64, len(lanes))
+	for i, l := range lanes {
+		ids[i], tokens[i] = l.id, l.token
+	}
+	b.Queue(r.s.sql.leaseCalm, prepare.Stable, r.sub.name, r.owner, ids, tokens)
 }
 
 // release gives back the lanes that leave and rest, all of them when the runner stops.

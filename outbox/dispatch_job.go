@@ -12,15 +12,15 @@ type item struct {
 	Delivery
 	stored  bool // it comes from the table of failed events
 	outcome outcome
-	err     error
+	err     error // the handler's, of what was not handled
 }
 
 type outcome int8
 
 const (
 	untried outcome = iota
-	succeeded
-	failed
+	handled
+	notHandled
 )
 
 // job is what a lane has with the handlers: a page, retries that were due, or both.
@@ -29,7 +29,7 @@ type job struct {
 	lane *lane // the job's alone until it is collected, except its identity
 	page *page // nil: only retries
 
-	holds  [2]int64  // ticks that the job needs to be recorded
+	ticks  [2]int64  // that must be there when the job is recorded
 	runs   [][]*item // by key, in order; an event without a key is a run of its own
 	behind []*item   // of the page, whose key waits outside the log
 
@@ -37,16 +37,16 @@ type job struct {
 	leave chan struct{}   // capacity one: the lane is to be given back
 
 	// Of the kinds with a transaction:
-	recorded bool // everything is in the database, and lane.stored is where it says
+	recorded bool // the job has recorded the lane's progress itself
 	unsure   bool // what the database says has to be read
 }
 
 // newJob sorts a page and retries into runs.
 func newJob(r *runner, l *lane, p *page, again []*item) *job {
 	j := &job{r: r, lane: l, page: p, leave: make(chan struct{}, 1)}
-	j.holds = [2]int64{l.now.from.id, l.now.to.id}
+	j.ticks = [2]int64{l.progress.now.from.id, l.progress.now.to.id}
 	if p != nil {
-		j.holds[1] = p.to.id
+		j.ticks[1] = p.to.id
 	}
 	byKey := make(map[string]int)
 	add := func(it *item) {
@@ -63,7 +63,7 @@ func newJob(r *runner, l *lane, p *page, again []*item) *job {
 	if p != nil {
 		for i := range p.events {
 			it := &item{Delivery: p.events[i]}
-			if it.Key != "" && l.failed.has(it.failKey()) {
+			if it.Key != "" && l.blocked.has(it.blockKey()) {
 				j.behind = append(j.behind, it)
 				continue
 			}
@@ -76,9 +76,9 @@ func newJob(r *runner, l *lane, p *page, again []*item) *job {
 // next is where the lane stands when the job is recorded.
 func (j *job) next() position {
 	if j.page == nil {
-		return j.lane.now
+		return j.lane.progress.now
 	}
-	return j.lane.now.after(j.page, j.page.last())
+	return j.lane.progress.now.after(j.page, j.page.last())
 }
 
 // tried reports whether any event came to an end.
@@ -93,29 +93,29 @@ func (j *job) tried() bool {
 	return len(j.runs) == 0 // all of the page is to be put behind others
 }
 
-// tally says what became of the events.
-func (j *job) tally() *changes {
-	var c changes
+// finish notes in the lane what became of all events, to be recorded.
+func (j *job) finish() {
 	for _, run := range j.runs {
 		for _, it := range run {
 			switch it.outcome {
-			case succeeded:
-				j.lane.succeed(it, &c)
-			case failed:
-				j.failed(it, &c)
+			case handled:
+				j.lane.succeed(it)
+			case notHandled:
+				j.fail(it)
 			case untried:
-				j.lane.park(it, &c)
+				j.lane.park(it)
 			}
 		}
 	}
 	for _, it := range j.behind {
-		j.lane.park(it, &c)
+		j.lane.park(it)
 	}
-	return &c
+	j.lane.progress.now = j.next()
 }
 
-func (j *job) failed(it *item, c *changes) {
-	if j.lane.fail(it, it.err, &j.r.policy, c) {
+// fail notes in the lane that an attempt failed.
+func (j *job) fail(it *item) {
+	if j.lane.fail(it, it.err, &j.r.policy) {
 		j.r.d.counts.dead.Add(1)
 		j.r.log.Warn("bounceproof: outbox: an event is dead", slog.Int("lane", it.Lane), slog.Int64("seq", it.Seq), slog.String("type", it.Type),
 			slog.Int("attempts", it.Attempt), slog.Any("error", it.err))
@@ -126,12 +126,12 @@ func (j *job) failed(it *item, c *changes) {
 func (j *job) note(it *item, err error) bool {
 	counts := &j.r.d.counts
 	if err == nil {
-		it.outcome = succeeded
+		it.outcome = handled
 		counts.delivered.Add(1)
 		return true
 	}
 	if _, ok := errors.AsType[*discarded](err); ok {
-		it.outcome = succeeded
+		it.outcome = handled
 		counts.discarded.Add(1)
 		return true
 	}
@@ -139,7 +139,7 @@ func (j *job) note(it *item, err error) bool {
 		return false // it was not the event's fault
 	}
 	counts.retries.Add(1)
-	it.outcome, it.err = failed, err
+	it.outcome, it.err = notHandled, err
 	return false
 }
 
@@ -174,7 +174,7 @@ func (j *job) halted() bool { return j.r.stop.Err() != nil || j.ctx.Err() != nil
 
 func (j *job) inOrder(run []*item, one func(*item) error) {
 	for _, it := range run {
-		if it.outcome == succeeded {
+		if it.outcome == handled {
 			continue
 		}
 		if !j.slot() {
@@ -232,7 +232,7 @@ func (j *job) outage() bool {
 	bad := 0
 	for _, run := range j.runs {
 		for _, it := range run {
-			if it.outcome == failed {
+			if it.outcome == notHandled {
 				bad++
 			}
 		}
@@ -242,22 +242,22 @@ func (j *job) outage() bool {
 
 // untilNoOutage repeats what failed while most of the job fails: the lane rests, its cursor stays, no attempt counts.
 func (j *job) untilNoOutage(try func()) {
-	for round := 1; ; round++ {
+	for pass := 1; ; pass++ {
 		try()
 		if !j.outage() {
 			return
 		}
-		if round == 1 {
+		if pass == 1 {
 			j.r.log.Warn("bounceproof: outbox: most of a page fails; the lane rests", slog.Int("lane", int(j.lane.id)), slog.Any("error", j.anError()))
 		}
 		for _, run := range j.runs {
 			for _, it := range run {
-				if it.outcome == failed {
+				if it.outcome == notHandled {
 					it.outcome = untried
 				}
 			}
 		}
-		if !j.rest(j.r.policy.backoff(round)) {
+		if !j.rest(j.r.policy.backoff(pass)) {
 			return
 		}
 	}
@@ -266,7 +266,7 @@ func (j *job) untilNoOutage(try func()) {
 func (j *job) anError() error {
 	for _, run := range j.runs {
 		for _, it := range run {
-			if it.outcome == failed {
+			if it.outcome == notHandled {
 				return it.err
 			}
 		}

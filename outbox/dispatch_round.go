@@ -9,19 +9,31 @@ import (
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
-// step is the round trip of the way of an event: tick, completions and pages in one group.
-func (r *runner) step(ctx context.Context) error {
+// round is one round trip of a runner: a tick, what is to be recorded, and the pages that come next, in one group.
+type round struct {
+	batch   pgx.Batch
+	ticks   bool
+	tick    tickResult
+	record  record
+	adopt   []int16
+	adopted []adopted
+	blocked map[int16]*blocked // of the adopted lanes
+	reads   []*lane
+	pages   map[int16]*page
+	due     map[int16]bool    // of reads, those with keys that were due
+	again   map[int16][]*item // and the events of these keys
+}
+
+// roundTrip sends a round and acts on what came back.
+func (r *runner) roundTrip(ctx context.Context) error {
 	now := time.Now()
-	g := r.group(now)
+	g := r.newRound(now)
 	if g.batch.Len() == 0 {
 		return nil
 	}
 	if err := r.send(ctx, &g.batch); err != nil {
 		r.wantTick = r.wantTick || g.ticks
 		return err
-	}
-	if g.completes {
-		r.d.counts.completions.Add(1)
 	}
 	if g.ticks {
 		if !g.tick.same {
@@ -36,69 +48,45 @@ func (r *runner) step(ctx context.Context) error {
 			r.scheduledAt = time.Now().Add(time.Duration(*g.tick.due * float64(time.Second)))
 		}
 	}
-	r.applyCompletions(g)
+	r.applyRecord(g)
 	r.applyAdopted(g, now)
 	r.applyPages(g)
 	return nil
 }
 
-// group is what a step sends and what came back.
-type group struct {
-	batch     pgx.Batch
-	ticks     bool
-	tick      tickResult
-	completes bool
-	moved     []*lane // lanes that are to move
-	done      map[int16]bool
-	adopt     []int16
-	adopted   []adopted
-	failed    map[int16]*blocked
-	reads     []*lane
-	pages     map[int16]*page
-	due       map[int16]bool // lanes with keys that were due
-	again     map[int16][]*item
-}
-
-func (r *runner) group(now time.Time) *group {
-	g := &group{
-		done: make(map[int16]bool), pages: make(map[int16]*page), failed: make(map[int16]*blocked), again: make(map[int16][]*item),
-		due: make(map[int16]bool),
+// newRound collects what is due.
+func (r *runner) newRound(now time.Time) *round {
+	g := &round{
+		pages: make(map[int16]*page), blocked: make(map[int16]*blocked), again: make(map[int16][]*item), due: make(map[int16]bool),
 	}
-	var moves completions
-	var what changes
-	var calm completions
+	var calm []*lane // lanes that came to the end of a page after crashes
 	var reads pages
 	var again retries
-	g.ticks = !r.stopping && r.wantTick && now.Sub(r.lastTick) >= tickInterval && r.resting()
+	g.ticks = !r.stopping && r.wantTick && now.Sub(r.lastTick) >= tickInterval && r.needsTick()
 	advance := !r.advanceAt.IsZero() && (r.stopping || !now.Before(r.advanceAt))
 	for _, l := range r.lanes {
 		if l.state == busy {
 			continue // its place is the job's
 		}
-		at := l.now
+		at := l.progress.now
 		switch {
 		case l.state == adopting:
 			if !r.stopping && !now.Before(l.askAt) {
 				g.adopt = append(g.adopt, l.id)
 			}
 			continue
-		case l.state == done:
-			at = l.next
-			moves.add(l, at)
-			what.join(l.changes)
-			g.moved = append(g.moved, l)
+		case l.state == finished:
+			g.record.add(l, at, nil)
 			if l.crashes > 0 {
-				calm.add(l, at)
+				calm = append(calm, l)
 			}
-		case advance && l.stored != l.now:
-			l.next = l.now
-			moves.add(l, l.next)
-			g.moved = append(g.moved, l)
+		case advance && !l.progress.recorded():
+			g.record.add(l, at, nil)
 		}
 		if r.stopping || l.leaving {
 			continue
 		}
-		keys := l.failed.dueKeys(now, r.d.cfg.PageSize)
+		keys := l.blocked.dueKeys(now, r.d.cfg.PageSize)
 		again.add(l, keys, r.d.cfg.PageSize)
 		log := !l.paused && (at.to.id != 0 || g.ticks || at.from.id < r.newest)
 		if log {
@@ -113,21 +101,20 @@ func (r *runner) group(now time.Time) *group {
 		r.lastTick, r.wantTick = now, false
 		r.s.queueTick(&g.batch, &g.tick)
 	}
-	g.completes = len(moves.lanes) > 0
-	if !g.completes && len(g.adopt) == 0 && len(g.reads) == 0 {
+	if g.record.empty() && len(g.adopt) == 0 && len(g.reads) == 0 {
 		return g
 	}
 	g.batch.Queue(begin)
 	g.batch.Queue(r.s.sql.plans, prepare.Stable)
-	if g.completes {
-		moves.queue(&g.batch, r.s, r.sub.name, &what, g.done)
+	if !g.record.empty() {
+		g.record.queue(&g.batch, r.sub)
 	}
-	if len(calm.lanes) > 0 {
-		g.batch.Queue(r.s.sql.leaseCalm, prepare.Stable, r.sub.name, r.owner, calm.lanes, calm.tokens)
+	if len(calm) > 0 {
+		r.queueCalm(&g.batch, calm)
 	}
 	if len(g.adopt) > 0 {
 		r.s.queueAdopt(&g.batch, r.sub.name, r.owner, g.adopt, &g.adopted)
-		r.s.queueLoad(&g.batch, r.sub, g.adopt, g.failed)
+		r.s.queueBlocked(&g.batch, r.sub, g.adopt, g.blocked)
 	}
 	if len(reads.lanes) > 0 {
 		reads.queue(&g.batch, r.sub, g.pages)
@@ -139,51 +126,49 @@ func (r *runner) group(now time.Time) *group {
 	return g
 }
 
-// resting reports whether a lane could use a new tick.
-func (r *runner) resting() bool {
+// needsTick reports whether a lane could use a new tick.
+func (r *runner) needsTick() bool {
 	for _, l := range r.lanes {
-		if l.state == idle && !l.leaving || l.state == done {
+		if l.state == idle && !l.leaving || l.state == finished {
 			return true
 		}
 	}
 	return false
 }
 
-func (r *runner) applyCompletions(g *group) {
-	for _, l := range g.moved {
-		if !g.done[l.id] {
-			// Another writer moved the lane's token, or an answer was lost and the move is already there. The row tells.
-			l.state, l.askAt, l.changes = adopting, time.Time{}, nil
-			continue
+func (r *runner) applyRecord(g *round) {
+	for _, l := range g.record.apply(&r.d.counts) {
+		// Another writer moved the lane's token, or an answer was lost and the move is already there. The row tells.
+		l.readopt(time.Time{})
+	}
+	for _, l := range g.record.of {
+		if l.state == finished {
+			l.state, l.crashes = idle, 0
 		}
-		if l.state == done {
-			l.changes, l.crashes = nil, 0
-		}
-		l.state = idle
-		l.stored, l.now = l.next, l.next
 	}
 	r.advanceAt = time.Time{}
 	for _, l := range r.lanes {
-		r.dirty(l)
+		r.advanceLater(l)
 	}
 }
 
-// dirty notes that a lane has passed over empty batches that are not recorded yet.
-func (r *runner) dirty(l *lane) {
-	if l.state == idle && l.stored != l.now && r.advanceAt.IsZero() {
+// advanceLater makes the runner record, in a while, that a lane has passed over empty batches.
+func (r *runner) advanceLater(l *lane) {
+	if l.state == idle && !l.progress.recorded() && r.advanceAt.IsZero() {
 		r.advanceAt = time.Now().Add(advanceInterval)
 	}
 }
 
-func (r *runner) applyAdopted(g *group, now time.Time) {
+func (r *runner) applyAdopted(g *round, now time.Time) {
 	for _, a := range g.adopted {
 		if l := r.lanes[a.lane]; l.token == a.token {
-			l.state, l.stored, l.now, l.crashes = idle, a.at, a.at, a.crashes
-			l.failed = blocked{}
-			if b := g.failed[a.lane]; b != nil {
-				l.failed = *b
+			l.state, l.crashes = idle, a.crashes
+			l.progress.reset(a.at)
+			l.blocked = blocked{}
+			if b := g.blocked[a.lane]; b != nil {
+				l.blocked = *b
 			}
-			l.paused = l.failed.full()
+			l.paused = l.blocked.full()
 			r.wantTick = true
 		}
 	}
@@ -195,25 +180,26 @@ func (r *runner) applyAdopted(g *group, now time.Time) {
 	}
 }
 
-func (r *runner) applyPages(g *group) {
+func (r *runner) applyPages(g *round) {
 	for _, l := range g.reads {
 		if l.state != idle {
-			continue // its completion was refused
+			continue // its record was refused
 		}
+		at := &l.progress.now
 		p, again := g.pages[l.id], g.again[l.id]
 		switch {
-		case p == nil && l.now.to.id != 0 && !l.paused, g.due[l.id] && len(again) == 0:
+		case p == nil && at.to.id != 0 && !l.paused, g.due[l.id] && len(again) == 0:
 			// The end of its batch, or what waits, is gone: only after a failover or a hand in the tables.
-			l.state, l.askAt = adopting, time.Now().Add(askInterval)
+			l.readopt(time.Now().Add(askInterval))
 			continue
 		case p == nil: // its from tick is the newest
 			if !l.paused {
-				r.newest = min(r.newest, l.now.from.id)
+				r.newest = min(r.newest, at.from.id)
 			}
 		case len(p.events) == 0:
 			r.newest = max(r.newest, p.to.id)
-			l.now = position{from: p.to}
-			r.dirty(l)
+			*at = position{from: p.to}
+			r.advanceLater(l)
 			p = nil
 		default:
 			r.newest = max(r.newest, p.to.id)

@@ -33,7 +33,7 @@ type runner struct {
 	owner string
 	log   *slog.Logger
 
-	policy policy
+	policy retryPolicy
 
 	lanes    map[int16]*lane
 	results  chan *job     // from the goroutines of busy lanes
@@ -42,8 +42,8 @@ type runner struct {
 	stopping bool
 
 	stop      context.Context // Run's: no new events once it is done
-	hard      context.Context // the handlers'
-	leases    context.Context // child of hard, ends when the leases run out
+	handling  context.Context // the handlers'
+	leases    context.Context // child of handling, ends when the leases run out
 	endLeases context.CancelCauseFunc
 	watchdog  *time.Timer
 
@@ -63,7 +63,7 @@ type runner struct {
 func newRunner(d *Dispatcher, owner string) *runner {
 	cfg := &d.cfg
 	return &runner{
-		policy: policy{
+		policy: retryPolicy{
 			maxAttempts: max(cfg.MaxAttempts, 0),
 			backoff:     backoff.Policy{Base: cfg.MinBackoff, Max: cfg.MaxBackoff}.Delay,
 			skipDead:    d.sub.skipDead,
@@ -78,12 +78,12 @@ func newRunner(d *Dispatcher, owner string) *runner {
 }
 
 func (r *runner) run(ctx context.Context) error {
-	hard, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	handling, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	stop, endStop := context.WithCancel(ctx)
 	defer endStop()
-	r.stop, r.hard = stop, hard
-	r.leases, r.endLeases = context.WithCancelCause(hard)
+	r.stop, r.handling = stop, handling
+	r.leases, r.endLeases = context.WithCancelCause(handling)
 	defer func() {
 		r.endLeases(nil)
 		if r.watchdog != nil {
@@ -100,12 +100,12 @@ func (r *runner) run(ctx context.Context) error {
 
 	var fatal error
 	for fatal == nil && ctx.Err() == nil {
-		if fatal = r.turn(hard); fatal == nil {
+		if fatal = r.turn(handling); fatal == nil {
 			r.wait(ctx.Done())
 		}
 	}
 	endStop()
-	if err := r.drain(hard, cancel); fatal == nil && err != nil {
+	if err := r.drain(handling, cancel); fatal == nil && err != nil {
 		r.log.Warn("bounceproof: outbox: dispatcher did not leave in order; its lanes are free when their leases run out",
 			slog.Any("error", err))
 	}
@@ -128,14 +128,14 @@ func (r *runner) allowed(ctx context.Context) error {
 }
 
 // drain waits for the handlers, records what they did and gives the lanes back.
-func (r *runner) drain(hard context.Context, cancel context.CancelFunc) error {
+func (r *runner) drain(handling context.Context, cancel context.CancelFunc) error {
 	r.stopping = true
 	if r.d.cfg.ShutdownTimeout < 0 {
 		cancel()
 	}
 	limit := time.AfterFunc(max(r.d.cfg.ShutdownTimeout, 0), cancel)
 	defer limit.Stop()
-	ctx := context.WithoutCancel(hard)
+	ctx := context.WithoutCancel(handling)
 	for r.jobs > 0 {
 		r.wait(nil)
 		if r.jobs > 0 {
@@ -143,7 +143,7 @@ func (r *runner) drain(hard context.Context, cancel context.CancelFunc) error {
 		}
 	}
 	r.retryAt, r.failures = time.Time{}, 0
-	if err := r.step(ctx); err != nil {
+	if err := r.roundTrip(ctx); err != nil {
 		return err
 	}
 	for _, l := range r.lanes {
@@ -205,7 +205,7 @@ func (r *runner) due(ctx context.Context, now time.Time) error {
 		default:
 		}
 	}
-	return r.step(ctx)
+	return r.roundTrip(ctx)
 }
 
 // wait sleeps until something is due: a page that came back, a wake-up, a time, or stopping.
@@ -260,13 +260,13 @@ func (r *runner) nextTime() time.Time {
 		switch {
 		case l.state == adopting:
 			earlier(l.askAt)
-		case l.state == done, l.state == idle && (l.leaving || !l.paused && (l.now.to.id != 0 || l.now.from.id < r.newest)):
+		case l.state == finished, l.state == idle && (l.leaving || l.hasMore(r.newest)):
 			return time.Time{}
 		case l.state == idle && r.wantTick:
 			earlier(r.lastTick.Add(tickInterval))
 		}
 		if l.state == idle {
-			if at, ok := l.failed.nextDue(); ok {
+			if at, ok := l.blocked.nextDue(); ok {
 				earlier(at)
 			}
 		}
@@ -285,19 +285,19 @@ func (r *runner) collect(j *job) {
 	l.cancel, l.job = nil, nil
 	switch {
 	case j.unsure:
-		l.state, l.askAt = adopting, time.Time{}
+		l.readopt(time.Time{})
 	case j.recorded:
 		l.state = idle
-		r.dirty(l)
 	case j.tried():
-		l.state, l.next, l.changes = done, j.next(), j.tally()
+		j.finish()
+		l.state = finished
 	default:
 		l.state = idle // stopped before anything ended: the page is read again
 	}
-	if l.failed.full() != l.paused {
+	if l.blocked.full() != l.paused {
 		l.paused = !l.paused
 		r.log.Warn("bounceproof: outbox: lane has too many waiting keys to read on, or no longer so", slog.Int("lane", int(l.id)),
-			slog.Int("keys", len(l.failed.keys)), slog.Bool("paused", l.paused))
+			slog.Int("keys", len(l.blocked.keys)), slog.Bool("paused", l.paused))
 	}
 }
 
@@ -307,7 +307,7 @@ func (r *runner) extend(deadline time.Time) {
 		r.watchdog.Stop()
 	}
 	if r.leases.Err() != nil {
-		r.leases, r.endLeases = context.WithCancelCause(r.hard)
+		r.leases, r.endLeases = context.WithCancelCause(r.handling)
 	}
 	end := r.endLeases
 	r.watchdog = time.AfterFunc(time.Until(deadline), func() { end(errLaneLost) })
