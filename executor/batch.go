@@ -97,7 +97,7 @@ type batchResults struct {
 	next      int                  // the item whose result is next
 	delivered bool                 // a result has reached the caller
 	silent    bool                 // none has, and none will before the end: try reads all of them
-	control   bool                 // an item is transaction control, or may commit
+	control   bool                 // an item is transaction control, may commit, or does what a rollback does not undo
 	err       error
 	closed    bool
 }
@@ -126,7 +126,7 @@ func (br *batchResults) start() {
 		}
 		kind := sqltext.Of(it.q.sql)
 		it.text = len(it.q.args) == 0 && kind&sqltext.Control != 0
-		br.control = br.control || it.text || kind&sqltext.MayCommit != 0
+		br.control = br.control || it.text || kind&(sqltext.MayCommit|sqltext.ForgetsStatements) != 0
 	}
 	if err := br.ex.run(br.ctx, br.s, br); err != nil {
 		br.fail(err)
