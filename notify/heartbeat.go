@@ -48,12 +48,12 @@ func (k *link) startBeat(ctx context.Context, s *session, timeout time.Duration)
 	s.beat = b
 	channel, token := s.proof, s.token
 	go func() {
-		defer close(b.done)
 		b.err = k.sendNote(ctx, timeout, channel, token)
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		close(b.done) // before the interrupt, or who is woken by it would find nothing and wait for the deadline
 		if b.err != nil {
-			k.mu.Lock()
 			k.interruptLocked()
-			k.mu.Unlock()
 		}
 	}()
 }
@@ -244,9 +244,9 @@ func (k *link) checkHeartbeat(ctx context.Context, s *session) (time.Time, error
 		}
 		// No note could be sent, from the pool or otherwise. That is not the listener's fault as long as it answers.
 		err := s.beat.err
-		answerBy, cancel := context.WithDeadline(ctx, s.beat.deadline)
+		bounded, cancel := context.WithTimeout(ctx, k.cfg.HeartbeatTimeout/3)
 		defer cancel()
-		if sessionErr := s.stillListens(answerBy); sessionErr != nil {
+		if sessionErr := s.stillListens(bounded); sessionErr != nil {
 			return time.Time{}, errors.Join(sessionErr, err)
 		}
 		return finish()

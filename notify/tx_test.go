@@ -214,6 +214,7 @@ func TestTransactionNotificationWakesSubscribersWhateverTheServerDoes(t *testing
 		_ = s.NotifyTx(t.Context(), tx, "a", "inside")
 		_ = s.NotifyTx(t.Context(), tx, "a", "outside")
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if diff := cmp.Diff([]string{"inside", "outside"}, woken); diff != "" {
 			t.Error(diff)
 		}
