@@ -10,24 +10,27 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/await"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
+	"github.com/bounceproof/bounceproof/testenv/place"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
-// bouncerCase starts a PgBouncer with the given settings in front of the suite's PostgreSQL.
-func bouncerCase(t *testing.T, version string, o pgbouncer.Options) (direct, url string, b *pgbouncer.Bouncer) {
+// startBouncer starts a PgBouncer of a version in front of the PostgreSQL of its Debian suite.
+func startBouncer(t *testing.T, m place.Mode, version string, change ...func(*pgbouncer.Options)) *place.Running {
 	t.Helper()
-	o.Version = version
-	for _, pair := range pairs {
-		if pair.bouncer == version {
-			s := postgres.Start(t, postgres.Options{Version: pair.server})
-			db := s.NewDatabase(t)
-			b = pgbouncer.Start(t, s, o)
-			return db.URL, b.URL(db.Name), b
+	for _, p := range place.Suites(m) {
+		if p.Bouncer == version {
+			return p.Start(t, append([]func(*pgbouncer.Options){func(o *pgbouncer.Options) { o.Settings = nil }}, change...)...)
 		}
 	}
 	t.Fatalf("no such version: %s", version)
-	return "", "", nil
+	return nil
+}
+
+// setting changes one setting of PgBouncer's.
+func setting(key, value string) func(*pgbouncer.Options) {
+	return func(o *pgbouncer.Options) { o.Settings = map[string]string{key: value} }
 }
 
 func pin(t *testing.T, b *pgbouncer.Bouncer, url string) (release func()) {
@@ -77,13 +80,13 @@ var paths = []struct {
 
 func TestClassifyRealPgBouncerRaw(t *testing.T) {
 	t.Parallel()
-	for _, pair := range pairs {
-		t.Run(pair.bouncer, func(t *testing.T) {
+	for _, suite := range place.Suites(place.TransactionRaw) {
+		t.Run(suite.Bouncer, func(t *testing.T) {
 			t.Parallel()
-			_, url, b := bouncerCase(t, pair.bouncer, pgbouncer.Options{MaxPreparedStatements: -1})
-			c := newClient(t, url)
+			r := startBouncer(t, place.TransactionRaw, suite.Bouncer)
+			c := newClient(t, r.URL)
 			c.prepare(t, ours, "select $1::int8")
-			release := pin(t, b, url) // the server that has the name
+			release := pin(t, r.Bouncer, r.URL) // the server that has the name
 			c.expect(t, "26000 on another server", c.bind(ours, "1"), learnt(raw, 1, int8OID), lost)
 			c.prepare(t, ours, "select $1::int8")
 			release()
@@ -100,36 +103,36 @@ func TestClassifyRealPgBouncerTracking(t *testing.T) {
 	for _, version := range []string{"1.24", "1.26"} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			direct, url, b := bouncerCase(t, version, pgbouncer.Options{MaxPreparedStatements: 100})
-			exec(t, connect(t, direct), "create table t (id int8, a int8)")
+			r := startBouncer(t, place.TransactionTracked, version)
+			exec(t, connect(t, r.DB.URL), "create table t (id int8, a int8)")
 
-			c := newClient(t, url)
+			c := newClient(t, r.URL)
 			c.expect(t, "Bind of an unknown name", c.bind(ours, "1"), learnt(tracking, 1, int8OID), poolerLost)
-			c = newClient(t, url)
+			c = newClient(t, r.URL)
 			c.prepare(t, ours, "select $1::int8")
 			_, err := c.Prepare(t.Context(), ours, "select $1::int8", nil)
 			c.expect(t, "Parse of a known name", err, learnt(tracking, 1, int8OID), poolerLost)
 
 			// A neighbour's DEALLOCATE on the server under PgBouncer's own name.
-			c = newClient(t, url)
+			c = newClient(t, r.URL)
 			c.prepare(t, ours, "select $1::int8 + 1")
-			name := one(t, connect(t, url), "select name from pg_prepared_statements where statement = 'select $1::int8 + 1'")
-			exec(t, connect(t, url), fmt.Sprintf(`deallocate "%s"`, name))
+			name := one(t, connect(t, r.URL), "select name from pg_prepared_statements where statement = 'select $1::int8 + 1'")
+			exec(t, connect(t, r.URL), fmt.Sprintf(`deallocate "%s"`, name))
 			c.expect(t, "26000 of "+name, c.bind(ours, "1"), learnt(tracking, 1, int8OID), lost)
 
-			c = newClient(t, url)
+			c = newClient(t, r.URL)
 			c.prepare(t, "bp_plan", "select * from t where id = $1")
-			exec(t, connect(t, direct), "alter table t alter a type float8")
+			exec(t, connect(t, r.DB.URL), "alter table t alter a type float8")
 			c.expect(t, "0A000", c.bind("bp_plan", "1"), learnt(tracking, 2, int8OID),
 				verdict{fallback.ReasonStalePlan, fallback.No, fallback.Alive, fallback.Relearn, no})
 			raise := `do $$ begin raise exception using errcode = '08P01', message = 'prepared statement did not exist'; end $$`
 			c.expect(t, "RAISE 08P01 with PgBouncer's words", c.run(raise), learnt(tracking, 1), own)
 
 			// After DDL a server that has never seen the name parses it anew, with other columns.
-			c = newClient(t, url)
+			c = newClient(t, r.URL)
 			c.prepare(t, "bp_cols", "select * from t")
-			exec(t, connect(t, direct), "alter table t drop a")
-			pin(t, b, url)
+			exec(t, connect(t, r.DB.URL), "alter table t drop a")
+			pin(t, r.Bouncer, r.URL)
 			_, err = c.ExecPrepared(t.Context(), "bp_cols", nil, nil, []int16{1, 1}).Close()
 			c.expect(t, "result formats on another server", err, learnt(tracking, 2), stale)
 		})
@@ -139,57 +142,57 @@ func TestClassifyRealPgBouncerTracking(t *testing.T) {
 // The ends of a connection, by each of pgconn's ways to send: on 1.15 they come as ERROR with the socket closed behind them.
 func TestClassifyRealPgBouncerEnds(t *testing.T) {
 	t.Parallel()
-	for _, pair := range pairs {
-		t.Run(pair.bouncer, func(t *testing.T) {
+	for _, suite := range place.Suites(place.TransactionRaw) {
+		t.Run(suite.Bouncer, func(t *testing.T) {
 			t.Parallel()
 			if testing.Short() {
 				t.Skip("each takes a second or two of the pooler's time")
 			}
 			t.Run("statement mode", func(t *testing.T) {
 				t.Parallel()
-				_, url, _ := bouncerCase(t, pair.bouncer, pgbouncer.Options{PoolMode: "statement", MaxPreparedStatements: -1})
+				r := startBouncer(t, place.Statement, suite.Bouncer)
 				for _, path := range paths {
 					if path.name == "Prepare" {
 						continue // does not run it
 					}
-					c := newClient(t, url)
+					c := newClient(t, r.URL)
 					err := path.send(c, "begin")
 					c.expect(t, "BEGIN by "+path.name, err, with(learnt(session, 0), phase(fallback.PhaseBegin)), noStatement)
 				}
 			})
 			t.Run("query_wait_timeout", func(t *testing.T) {
 				t.Parallel()
-				_, url, b := bouncerCase(t, pair.bouncer, pgbouncer.Options{PoolSize: 1, Settings: map[string]string{"query_wait_timeout": "1"}})
-				pin(t, b, url)
-				byEveryPath(t, url, "select 1", nil, learnt(raw, 1), busy)
+				r := startBouncer(t, place.TransactionRaw, suite.Bouncer, func(o *pgbouncer.Options) { o.PoolSize = 1 }, setting("query_wait_timeout", "1"))
+				pin(t, r.Bouncer, r.URL)
+				byEveryPath(t, r.URL, "select 1", nil, learnt(raw, 1), busy)
 			})
 			t.Run("query_timeout", func(t *testing.T) {
 				t.Parallel()
-				_, url, _ := bouncerCase(t, pair.bouncer, pgbouncer.Options{Settings: map[string]string{"query_timeout": "1"}})
-				byEveryPath(t, url, "select pg_sleep(60)", nil, learnt(raw, 1), unknown)
+				r := startBouncer(t, place.TransactionRaw, suite.Bouncer, setting("query_timeout", "1"))
+				byEveryPath(t, r.URL, "select pg_sleep(60)", nil, learnt(raw, 1), unknown)
 			})
 			t.Run("idle_transaction_timeout", func(t *testing.T) {
 				t.Parallel()
-				_, url, b := bouncerCase(t, pair.bouncer, pgbouncer.Options{Settings: map[string]string{"idle_transaction_timeout": "1"}})
-				byEveryPath(t, url, "select 1", idling(t, b, "begin"), with(learnt(raw, 1), phase(fallback.PhaseInside)), verdict{fallback.ReasonTxLost, fallback.No, fallback.Dead, fallback.Return, no})
+				r := startBouncer(t, place.TransactionRaw, suite.Bouncer, setting("idle_transaction_timeout", "1"))
+				byEveryPath(t, r.URL, "select 1", idling(t, r.Bouncer, "begin"), with(learnt(raw, 1), phase(fallback.PhaseInside)), verdict{fallback.ReasonTxLost, fallback.No, fallback.Dead, fallback.Return, no})
 			})
 			t.Run("client_idle_timeout", func(t *testing.T) {
 				t.Parallel()
-				_, url, b := bouncerCase(t, pair.bouncer, pgbouncer.Options{Settings: map[string]string{"client_idle_timeout": "1"}})
-				byEveryPath(t, url, "select 1", idling(t, b, "select 1"), learnt(raw, 1), verdict{fallback.ReasonNotSent, fallback.No, fallback.Dead, fallback.RunElsewhere, no})
+				r := startBouncer(t, place.TransactionRaw, suite.Bouncer, setting("client_idle_timeout", "1"))
+				byEveryPath(t, r.URL, "select 1", idling(t, r.Bouncer, "select 1"), learnt(raw, 1), verdict{fallback.ReasonNotSent, fallback.No, fallback.Dead, fallback.RunElsewhere, no})
 			})
 			t.Run("the server's end", func(t *testing.T) {
 				t.Parallel()
-				direct, url, _ := bouncerCase(t, pair.bouncer, pgbouncer.Options{})
-				admin := connect(t, direct)
+				r := startBouncer(t, place.TransactionRaw, suite.Bouncer)
+				admin := connect(t, r.DB.URL)
 				for _, path := range paths {
 					if path.name == "Prepare" {
 						continue
 					}
-					c := newClient(t, url)
+					c := newClient(t, r.URL)
 					ended := make(chan error, 1)
 					go func() { ended <- path.send(c, "select pg_sleep(60) /* "+path.name+" */") }()
-					eventually(t, "it sleeps", func() bool {
+					await.True(t, "it sleeps", func() bool {
 						return one(t, admin, "select count(*) from pg_stat_activity where state = 'active' and query like '%pg_sleep(60) /* "+path.name+" */' and pid <> pg_backend_pid()") == "1"
 					})
 					exec(t, admin, "select pg_terminate_backend(pid) from pg_stat_activity where state = 'active' and query like '%pg_sleep(60) /* "+path.name+" */' and pid <> pg_backend_pid()")
@@ -201,33 +204,33 @@ func TestClassifyRealPgBouncerEnds(t *testing.T) {
 			})
 			t.Run("administration", func(t *testing.T) {
 				t.Parallel()
-				_, url, b := bouncerCase(t, pair.bouncer, pgbouncer.Options{})
-				c := newClient(t, url)
+				r := startBouncer(t, place.TransactionRaw, suite.Bouncer)
+				c := newClient(t, r.URL)
 				database := one(t, c.PgConn, "select current_database()")
 				ended := make(chan error, 1)
 				go func() { ended <- c.run("select pg_sleep(60)") }()
-				eventually(t, "it sleeps", func() bool {
-					rows, err := b.Admin("show servers")
+				await.True(t, "it sleeps", func() bool {
+					rows, err := r.Bouncer.Admin("show servers")
 					if err != nil {
 						t.Fatal(err)
 					}
 					return len(rows) == 1 && rows[0]["state"] == "active"
 				})
-				if _, err := b.Admin("kill " + database); err != nil {
+				if _, err := r.Bouncer.Admin("kill " + database); err != nil {
 					t.Fatal(err)
 				}
 				c.expect(t, "KILL", <-ended, learnt(raw, 1), unknown)
 			})
 			t.Run("login", func(t *testing.T) {
 				t.Parallel()
-				_, url, b := bouncerCase(t, pair.bouncer, pgbouncer.Options{Settings: map[string]string{"max_client_conn": "12"}})
-				c, err := dialClient(t, url, func(c *pgconn.Config) { c.RuntimeParams["statement_timeout"] = "1000" })
+				r := startBouncer(t, place.TransactionRaw, suite.Bouncer, setting("max_client_conn", "12"))
+				c, err := dialClient(t, r.URL, func(c *pgconn.Config) { c.RuntimeParams["statement_timeout"] = "1000" })
 				c.expectLogin(t, "startup parameter", err, config)
-				c, err = dialClient(t, url, func(c *pgconn.Config) { c.RuntimeParams["options"] = "--no-such-thing" })
+				c, err = dialClient(t, r.URL, func(c *pgconn.Config) { c.RuntimeParams["options"] = "--no-such-thing" })
 				c.expectLogin(t, "options", err, config)
-				c, err = dialClient(t, url, func(c *pgconn.Config) { c.User = "nobody_at_all" })
+				c, err = dialClient(t, r.URL, func(c *pgconn.Config) { c.User = "nobody_at_all" })
 				c.expectLogin(t, "no such user", err, config)
-				c, err = dialClient(t, b.URL("no_such_database"), nil)
+				c, err = dialClient(t, r.Bouncer.URL("no_such_database"), nil)
 				if err == nil {
 					err = c.run("select 1") // the wildcard entry lets it log in; the server then refuses
 				}
@@ -238,18 +241,19 @@ func TestClassifyRealPgBouncerEnds(t *testing.T) {
 				}
 				err = nil
 				for i := 0; err == nil && i < 14; i++ {
-					_, err = dialClient(t, url, nil)
+					_, err = dialClient(t, r.URL, nil)
 				}
 				c.expectLogin(t, "one too many", err, busy)
 			})
 			t.Run("server down", func(t *testing.T) {
 				t.Parallel()
-				s := postgres.Start(t, postgres.Options{Version: pair.server, Dedicated: true})
-				db := s.NewDatabase(t)
-				b := pgbouncer.Start(t, s, pgbouncer.Options{Version: pair.bouncer, Settings: map[string]string{
-					"server_login_retry": "3", "query_wait_timeout": "2", "server_fast_close": "1",
-				}})
-				before := newClient(t, b.URL(db.Name))
+				s := postgres.Start(t, postgres.Options{Version: suite.Server, Dedicated: true})
+				r := suite.StartOn(t, s, func(o *pgbouncer.Options) {
+					o.Settings = map[string]string{
+						"server_login_retry": "3", "query_wait_timeout": "2", "server_fast_close": "1",
+					}
+				})
+				before := newClient(t, r.URL)
 				exec(t, before.PgConn, "select 1")
 				s.Stop(t)
 				for i := range 3 {
@@ -258,7 +262,7 @@ func TestClassifyRealPgBouncerEnds(t *testing.T) {
 					if v.Action != fallback.Return && v.Action != fallback.RunLater || v.Evidence {
 						t.Errorf("%v", v)
 					}
-					c, err := dialClient(t, b.URL(db.Name), nil)
+					c, err := dialClient(t, r.URL, nil)
 					if err != nil {
 						c.expectLogin(t, "login while the server is down", err, busy)
 						return
@@ -305,7 +309,7 @@ func idling(t *testing.T, b *pgbouncer.Bouncer, sql string) func([]*client) {
 			exec(t, c.PgConn, sql)
 		}
 		for _, c := range clients {
-			eventually(t, "PgBouncer has ended an idle client", func() bool { return dropped(t, b, c) })
+			await.True(t, "PgBouncer has ended an idle client", func() bool { return dropped(t, b, c) })
 		}
 	}
 }

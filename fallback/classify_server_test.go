@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/await"
+	"github.com/bounceproof/bounceproof/testenv/place"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
@@ -56,10 +58,10 @@ func newClient(t *testing.T, url string) *client {
 }
 
 // seen joins an error of a closed socket with what OnPgError has seen, as a caller does that has kept it. PgBouncer 1.15 sends an ERROR and
-// closes the socket, whereupon some of pgconn's paths report only the closed socket.
+// closes the socket, whereupon some of pgconn's paths report only the closed socket. Before the end of the login there is no connection yet.
 func (c *client) seen(err error) error {
 	var pgErr *pgconn.PgError
-	if c.last == nil || !c.IsClosed() || errors.As(err, &pgErr) || pgconn.SafeToRetry(err) {
+	if c.last == nil || c.PgConn == nil || !c.IsClosed() || errors.As(err, &pgErr) || pgconn.SafeToRetry(err) {
 		return err
 	}
 	return errors.Join(err, c.last)
@@ -140,8 +142,8 @@ func TestClassifyRealPostgreSQL(t *testing.T) {
 	for _, version := range postgres.Versions() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			s := postgres.Start(t, postgres.Options{Version: version})
-			db := s.NewDatabase(t)
+			r := place.New(place.Direct, "", version).Start(t)
+			s, db := r.Server, r.DB
 			c := newClient(t, db.URL)
 			exec(t, c.PgConn, "create table t (id int8, a int8, d text); create type mood as enum ('a', 'b')")
 			mood := one(t, c.PgConn, "select 'mood'::regtype::oid::text")
@@ -283,7 +285,7 @@ func (c *client) expectLogin(t *testing.T, what string, err error, want verdict)
 func gone(t *testing.T, url string, pid uint32) {
 	t.Helper()
 	admin := connect(t, url)
-	eventually(t, "the backend has ended", func() bool {
+	await.True(t, "the backend has ended", func() bool {
 		return one(t, admin, fmt.Sprintf("select count(*) from pg_stat_activity where pid = %d", pid)) == "0"
 	})
 	_ = admin.Close(context.Background())

@@ -3,49 +3,47 @@ package fallback_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/await"
 	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
+	"github.com/bounceproof/bounceproof/testenv/place"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
+	"github.com/bounceproof/bounceproof/testenv/proxy"
 )
 
-// pairs are the PgBouncer and PostgreSQL versions that one Debian suite ships together.
-var pairs = []struct{ bouncer, server string }{{"1.15", "13"}, {"1.18", "15"}, {"1.24", "17"}, {"1.26", "18"}}
+const probeApplication = "bounceproof probe under test"
 
 func TestProbeOfDirectConnectionIsOneRoundTripAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for _, version := range postgres.Versions() {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
-			s := postgres.Start(t, postgres.Options{Version: version})
-			db := s.NewDatabase(t)
-			dial, count := counted(t, db.URL)
-			begin := time.Now()
+			r := place.New(place.Direct, "", version).Start(t)
+			dial, count := counted(t, r.URL)
 			top, err := fallback.Probe(t.Context(), dial)
-			took := time.Since(begin)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if top.Mode != fallback.ModeDirect || top.Pooler != fallback.PoolerNone || top.Tracks || top.Pooled() || top.Strategy() != fallback.Named {
 				t.Fatalf("a direct connection was taken for %v: %v", top, top.Evidence)
 			}
-			n := count.get()
-			if n.connections != 1 || n.syncs != 1 || n.simple != 0 || n.turnarounds != 1 || n.terminates != 1 || n.open != 0 {
-				t.Fatalf("want 1 connection, 1 round trip, 1 Terminate, all closed; got %+v", n)
+			await.True(t, "the connection has ended", func() bool { return count.Open() == 0 })
+			n, connections := count.Counts(), len(count.Connections())
+			if connections != 1 || n.Syncs != 1 || n.Frontend['Q'] != 0 || n.RoundTrips != 1 || n.Frontend['X'] != 1 {
+				t.Fatalf("want 1 connection, 1 round trip, 1 Terminate; got %d connections, %+v", connections, n)
 			}
-			admin := connect(t, db.URL)
-			eventually(t, "the probe's session is gone", func() bool {
+			admin := connect(t, r.DB.URL)
+			await.True(t, "the probe's session is gone", func() bool {
 				return one(t, admin, "select count(*) from pg_stat_activity where application_name = '"+probeApplication+"'") == "0"
 			})
-			t.Logf("cell: direct PostgreSQL %s: %v, %d round trip, %d connection, %v", version, top, n.turnarounds, n.connections, took)
+			t.Logf("cell: direct PostgreSQL %s: %v, %d round trip, %d connection", version, top, n.RoundTrips, connections)
 		})
 	}
 }
@@ -56,52 +54,53 @@ func TestProbeMatrix(t *testing.T) {
 		mode   fallback.Mode
 		tracks bool
 	}
-	modes := []struct {
-		name, poolMode string
-		prepared       int
-		tracked        bool
-		want           want
-	}{
-		{"session", "session", 100, false, want{fallback.ModeSession, false}},
-		{"transaction raw", "transaction", -1, false, want{fallback.ModeTransaction, false}},
-		{"transaction tracked", "transaction", 100, true, want{fallback.ModeTransaction, true}},
-		{"statement raw", "statement", -1, false, want{fallback.ModeStatement, false}},
-		{"statement tracked", "statement", 100, true, want{fallback.ModeStatement, true}},
+	// What each mode is taken for.
+	wants := map[place.Mode]want{
+		place.Session:            {fallback.ModeSession, false},
+		place.TransactionRaw:     {fallback.ModeTransaction, false},
+		place.TransactionTracked: {fallback.ModeTransaction, true},
+		place.Statement:          {fallback.ModeStatement, false},
+		place.StatementTracked:   {fallback.ModeStatement, true},
 	}
-	for _, pair := range pairs {
-		t.Run(pair.bouncer, func(t *testing.T) {
+	for _, suite := range place.Suites(place.TransactionRaw) {
+		t.Run(suite.Bouncer, func(t *testing.T) {
 			t.Parallel()
-			s := postgres.Start(t, postgres.Options{Version: pair.server})
+			s := postgres.Start(t, postgres.Options{Version: suite.Server})
 			db := s.NewDatabase(t)
-			for _, m := range modes {
-				if m.tracked && (pair.bouncer == "1.15" || pair.bouncer == "1.18") {
-					continue // no such setting
+			for _, p := range place.Matrix() {
+				if p.Mode == place.Direct || p.Bouncer != suite.Bouncer || p.Server != suite.Server {
+					continue
 				}
+				w := wants[p.Mode]
 				loads := []string{"idle", "16 busy clients", "pool of one", "round robin"}
 				if testing.Short() {
 					loads = loads[:1]
 				}
 				for _, load := range loads {
-					t.Run(m.name+"/"+load, func(t *testing.T) {
-						o := pgbouncer.Options{Version: pair.bouncer, PoolMode: m.poolMode, MaxPreparedStatements: m.prepared, PoolSize: 4}
-						busy := 0
+					t.Run(string(p.Mode)+"/"+load, func(t *testing.T) {
+						size, busy := 4, 0
 						switch load {
 						case "16 busy clients":
 							busy = 16
-							if m.poolMode == "session" {
-								o.PoolSize = 20 // each busy client keeps one; some must be left
+							if p.Mode == place.Session {
+								size = 20 // each busy client keeps one; some must be left
 							}
 						case "pool of one":
-							o.PoolSize = 1
-						case "round robin":
-							o.Settings = map[string]string{"server_round_robin": "1"}
+							size = 1
 						}
-						b := pgbouncer.Start(t, s, o)
-						url := b.URL(db.Name)
-						stop := keepBusy(t, url, busy)
+						r := p.StartFor(t, s, db, func(o *pgbouncer.Options) {
+							o.PoolSize = size
+							if p.Mode == place.Session {
+								o.MaxPreparedStatements = 100 // it keeps track only where it shares servers
+							}
+							if load != "round robin" {
+								o.Settings = nil
+							}
+						})
+						stop := keepBusy(t, r.URL, busy)
 						defer stop()
 						if load == "round robin" {
-							occupied(t, db.URL, url, o.PoolSize) // so that there is more than one server to go round
+							statementsOf(t, r, size) // so that there is more than one server to go round
 						}
 						times := 1
 						if busy > 0 {
@@ -109,29 +108,27 @@ func TestProbeMatrix(t *testing.T) {
 						}
 						var top fallback.Topology
 						for range times {
-							dial, count := counted(t, url)
-							begin := time.Now()
+							dial, count := counted(t, r.URL)
 							var err error
 							top, err = fallback.Probe(t.Context(), dial)
-							took := time.Since(begin)
 							if err != nil {
 								t.Fatal(err)
 							}
-							n := count.get()
-							t.Logf("cell: PgBouncer %s, %s, %s: %v; %d round trips, %d connections, %v", pair.bouncer, m.name, load, top,
-								n.turnarounds, n.connections, took.Round(100*time.Microsecond))
-							if top.Mode != m.want.mode || top.Tracks != m.want.tracks || !top.Pooled() {
-								t.Errorf("want %v, tracks %v; got %v: %s", m.want.mode, m.want.tracks, top, strings.Join(top.Evidence, "; "))
+							n, connections := count.Counts(), len(count.Connections())
+							t.Logf("cell: %v, %s: %v; %d round trips, %d connections", p, load, top, n.RoundTrips, connections)
+							if top.Mode != w.mode || top.Tracks != w.tracks || !top.Pooled() {
+								t.Errorf("want %v, tracks %v; got %v: %s", w.mode, w.tracks, top, strings.Join(top.Evidence, "; "))
 							}
 							if top.Tracks != (top.Pooler == fallback.PoolerPgBouncer) {
 								t.Errorf("only the names of a tracking pooler show its make, got %v", top)
 							}
-							if n.turnarounds > 14 || n.syncs > 14 || n.simple != 0 || n.connections > 2 || took > 2*time.Second || n.open != 0 {
-								t.Errorf("over budget: %+v in %v", n, took)
+							if n.RoundTrips > 14 || n.Syncs > 14 || n.Frontend['Q'] != 0 || connections > 2 {
+								t.Errorf("over budget: %d connections, %+v", connections, n)
 							}
+							await.True(t, "the connections have ended", func() bool { return count.Open() == 0 })
 						}
 						stop()
-						leftBehind(t, db.URL, url, b, min(o.PoolSize, 4), top)
+						leftBehind(t, r, min(size, 4), top)
 					})
 				}
 			}
@@ -140,10 +137,10 @@ func TestProbeMatrix(t *testing.T) {
 }
 
 // leftBehind fails the test if a probe left a client, a transaction or a statement of its own anywhere.
-func leftBehind(t *testing.T, direct, url string, b *pgbouncer.Bouncer, servers int, top fallback.Topology) {
+func leftBehind(t *testing.T, r *place.Running, servers int, top fallback.Topology) {
 	t.Helper()
-	eventually(t, "the pooler has no client but the console, and no server in use", func() bool {
-		clients, err := b.Admin("show clients")
+	await.True(t, "the pooler has no client but the console, and no server in use", func() bool {
+		clients, err := r.Bouncer.Admin("show clients")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -152,10 +149,10 @@ func leftBehind(t *testing.T, direct, url string, b *pgbouncer.Bouncer, servers 
 				return false
 			}
 		}
-		return one(t, connect(t, direct), "select count(*) from pg_stat_activity where datname = current_database() and state <> 'idle'"+
+		return one(t, connect(t, r.DB.URL), "select count(*) from pg_stat_activity where datname = current_database() and state <> 'idle'"+
 			" and pid <> pg_backend_pid()") == "0"
 	})
-	for _, names := range occupied(t, direct, url, servers) {
+	for _, names := range statementsOf(t, r, servers) {
 		for name := range strings.FieldsSeq(names) {
 			if !top.Tracks || strings.HasPrefix(name, "bp_") {
 				t.Errorf("the statement %q is left on a server", name)
@@ -164,36 +161,11 @@ func leftBehind(t *testing.T, direct, url string, b *pgbouncer.Bouncer, servers 
 	}
 }
 
-// occupied runs n queries through url that end up on n servers at once, because each waits for a lock that is held until all of them
-// have arrived, and returns which names each of these servers has for the probe's text.
-func occupied(t *testing.T, direct, url string, n int) []string {
+// statementsOf returns which names each of n servers has for the probe's text.
+func statementsOf(t *testing.T, r *place.Running, n int) []string {
 	t.Helper()
-	keeper := connect(t, direct)
-	exec(t, keeper, "select pg_advisory_lock(4711)")
-	found := make([]string, n)
-	var wg sync.WaitGroup
-	for i := range n {
-		c := connect(t, url)
-		wg.Go(func() {
-			r := c.ExecParams(context.Background(), "select coalesce((select string_agg(name, ' ') from pg_prepared_statements"+
-				" where statement like '%bounceproof probe%' and statement not like '%string_agg%'), '') from (select pg_advisory_xact_lock_shared(4711)) l",
-				nil, nil, nil, nil).Read()
-			if r.Err != nil {
-				t.Errorf("server %d: %v", i, r.Err)
-				return
-			}
-			found[i] = string(r.Rows[0][0])
-			_ = c.Close(context.Background())
-		})
-	}
-	eventually(t, fmt.Sprintf("%d servers wait for the lock", n), func() bool {
-		return one(t, keeper, "select count(*) from pg_locks where locktype = 'advisory' and not granted and objid = 4711"+
-			" and database = (select oid from pg_database where datname = current_database())") == strconv.Itoa(n)
-	})
-	exec(t, keeper, "select pg_advisory_unlock(4711)")
-	wg.Wait()
-	_ = keeper.Close(context.Background())
-	return found
+	return r.OnServers(t, n, "coalesce((select string_agg(name, ' ') from pg_prepared_statements"+
+		" where statement like '%bounceproof probe%' and statement not like '%string_agg%'), '')")
 }
 
 // keepBusy runs short queries on n connections until stop is called.
@@ -263,19 +235,17 @@ func pgError(t *testing.T, err error) *pgconn.PgError {
 }
 
 // The check of the matrix for statements left behind must be able to find one.
-func TestOccupiedSeesAStatementThatIsLeftBehind(t *testing.T) {
+func TestAStatementThatIsLeftBehindIsSeen(t *testing.T) {
 	t.Parallel()
-	s := postgres.Start(t, postgres.Options{})
-	db := s.NewDatabase(t)
-	b := pgbouncer.Start(t, s, pgbouncer.Options{MaxPreparedStatements: -1})
-	if got := strings.Join(occupied(t, db.URL, b.URL(db.Name), 4), ""); got != "" {
+	r := place.New(place.TransactionRaw, "", "").Start(t)
+	if got := strings.Join(statementsOf(t, r, 4), ""); got != "" {
 		t.Fatalf("a new server has %q", got)
 	}
-	c := connect(t, b.URL(db.Name))
+	c := connect(t, r.URL)
 	if _, err := c.Prepare(t.Context(), "bp_left", "select 1 /* bounceproof probe */", nil); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Join(occupied(t, db.URL, b.URL(db.Name), 4), ""); got != "bp_left" {
+	if got := strings.Join(statementsOf(t, r, 4), ""); got != "bp_left" {
 		t.Fatalf("want the statement bp_left on one of the servers, got %q", got)
 	}
 }
@@ -284,47 +254,48 @@ func TestOccupiedSeesAStatementThatIsLeftBehind(t *testing.T) {
 // may say Named. The untracked one is the control.
 func TestNamedStatementsWorkInStatementModeWhereTracked(t *testing.T) {
 	t.Parallel()
-	for _, pair := range pairs {
-		for _, prepared := range []int{-1, 100} {
-			tracked := prepared > 0 && pair.bouncer != "1.15" && pair.bouncer != "1.18"
-			if prepared > 0 && !tracked {
-				continue // this version cannot
+	for _, p := range slices.Concat(place.Suites(place.Statement), place.Suites(place.StatementTracked)) {
+		t.Run(p.String(), func(t *testing.T) {
+			t.Parallel()
+			r := p.Start(t)
+			r.OnServers(t, 4, "1") // four servers, which now take turns
+			c := connect(t, r.URL)
+			if _, err := c.Prepare(t.Context(), "bp_named", "select pg_backend_pid() + $1::int4 * 0", nil); err != nil {
+				t.Fatal(err)
 			}
-			t.Run(fmt.Sprintf("%s tracked %v", pair.bouncer, tracked), func(t *testing.T) {
-				t.Parallel()
-				s := postgres.Start(t, postgres.Options{Version: pair.server})
-				db := s.NewDatabase(t)
-				b := pgbouncer.Start(t, s, pgbouncer.Options{
-					Version: pair.bouncer, PoolMode: "statement", MaxPreparedStatements: prepared,
-					Settings: map[string]string{"server_round_robin": "1"},
-				})
-				url := b.URL(db.Name)
-				occupied(t, db.URL, url, 4) // four servers, which now take turns
-				c := connect(t, url)
-				if _, err := c.Prepare(t.Context(), "bp_named", "select pg_backend_pid() + $1::int4 * 0", nil); err != nil {
-					t.Fatal(err)
+			servers := map[string]bool{}
+			var failed error
+			for range 12 {
+				r := c.ExecPrepared(t.Context(), "bp_named", [][]byte{[]byte("1")}, nil, nil).Read()
+				if r.Err != nil {
+					failed = r.Err
+					break
 				}
-				servers := map[string]bool{}
-				var failed error
-				for range 12 {
-					r := c.ExecPrepared(t.Context(), "bp_named", [][]byte{[]byte("1")}, nil, nil).Read()
-					if r.Err != nil {
-						failed = r.Err
-						break
-					}
-					servers[string(r.Rows[0][0])] = true
+				servers[string(r.Rows[0][0])] = true
+			}
+			if p.Mode == place.Statement {
+				if pgError(t, failed).Code != "26000" {
+					t.Fatalf("want 26000 on the next server, got %v", failed)
 				}
-				if !tracked {
-					if pgError(t, failed).Code != "26000" {
-						t.Fatalf("want 26000 on the next server, got %v", failed)
-					}
-					return
-				}
-				if failed != nil || len(servers) < 2 {
-					t.Fatalf("error %v, %d servers", failed, len(servers))
-				}
-				t.Logf("PgBouncer %s, statement mode: one name served by %d servers", pair.bouncer, len(servers))
-			})
-		}
+				return
+			}
+			if failed != nil || len(servers) < 2 {
+				t.Fatalf("error %v, %d servers", failed, len(servers))
+			}
+			t.Logf("%v: one name served by %d servers", p, len(servers))
+		})
 	}
+}
+
+// counted returns a dial function for url, and the proxy on its way, which counts.
+func counted(t *testing.T, url string) (func(context.Context) (*pgconn.PgConn, error), *proxy.Proxy) {
+	t.Helper()
+	px := proxy.Start(t, url)
+	return fallback.Dialer(func(context.Context) (*pgconn.Config, error) {
+		config, err := pgconn.ParseConfig(px.URL(url))
+		if err == nil {
+			config.RuntimeParams["application_name"] = probeApplication
+		}
+		return config, err
+	}), px
 }

@@ -1,5 +1,6 @@
 // Package pgscript is a wire backend for tests. It answers on in-memory connections as PostgreSQL does, runs statements on a model that
-// counts them, records every message, and fails at exactly the message a test names.
+// counts them, records every message, and fails at exactly the message a test names. A [Script] makes it a server or a pooler of another
+// make, and a [Trigger] sends any message of the protocol at any place of an answer.
 //
 // The model is small: statements have parameters and columns of types int4 and text, a transaction is a list of executed statements that
 // COMMIT, or Sync outside of one, makes permanent. What it knows of a text it finds in the text itself, see [Statement], or is told with
@@ -36,16 +37,18 @@ const (
 	// Tracked is a transaction pooler that keeps a client's statements: a name it does not know, and one it knows already, end the
 	// connection, and so does the second Parse of a name whose first failed (PgBouncer 1.21 and newer, src/prepare.c).
 	Tracked
-	// Session is a pooler in session mode: each connection has a server connection of its own, and BackendKeyData does not name its
-	// process.
+	// Session is a pooler in session mode that forwards names: each connection has a server connection of its own, which stays when the
+	// client goes, and BackendKeyData does not name its process.
 	Session
 )
 
 // Options say what a backend is. The zero value is a direct server.
 type Options struct {
 	Kind Kind
-	// Servers is how many server connections a Raw pooler has. Default 1.
+	// Servers is how many server connections a pooler has that shares them. Default 1.
 	Servers int
+	// Script is what it does otherwise than its kind.
+	Script Script
 }
 
 // Side is who sends a message.
@@ -69,6 +72,7 @@ type Backend struct {
 	servers    []*server // of a pooler
 	turn       int       // which of them is next
 	pids       uint32
+	opened     int // connections
 	clients    map[*client]struct{}
 	triggers   []*Trigger
 	sent       []Message
@@ -129,6 +133,9 @@ func (b *Backend) CutAll() {
 	}
 }
 
+// Wait returns when every connection has ended, which nothing but the clients brings about.
+func (b *Backend) Wait() { b.working.Wait() }
+
 // Open returns how many connections there are.
 func (b *Backend) Open() int {
 	b.mu.Lock()
@@ -175,10 +182,12 @@ func (b *Backend) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "pipe", Err: fmt.Errorf("refused")}
 	}
 	ours, theirs := net.Pipe()
-	c := &client{b: b, conn: ours, be: pgproto3.NewBackend(ours, ours), tx: 'I', kept: map[string]*parsed{}, writing: make(chan struct{}, 1), ended: make(chan struct{})}
+	b.opened++
+	c := &client{b: b, number: b.opened, conn: ours, be: pgproto3.NewBackend(ours, ours), tx: 'I', kept: map[string]*parsed{}, writing: make(chan struct{}, 1), ended: make(chan struct{})}
 	b.clients[c] = struct{}{}
 	b.working.Go(func() {
 		c.serve()
+		c.leave()
 		_ = ours.Close()
 		close(c.ended)
 		b.mu.Lock()
@@ -256,6 +265,13 @@ func (b *Backend) Connects() int {
 	return b.connects
 }
 
+// Cancels returns how many cancel requests came since Reset. They have no effect.
+func (b *Backend) Cancels() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.cancels
+}
+
 // Ran returns how often a text was executed since Reset, rolled back or not.
 func (b *Backend) Ran(sql string) int {
 	b.mu.Lock()
@@ -296,7 +312,7 @@ func (b *Backend) Names() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	servers := slices.Clone(b.servers)
-	if !b.sharesServers() {
+	if b.o.Kind == Direct {
 		for c := range b.clients {
 			if c.server != nil {
 				servers = append(servers, c.server)

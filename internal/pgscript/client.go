@@ -3,18 +3,22 @@ package pgscript
 import (
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
 // client is one connection.
 type client struct {
-	b    *Backend
-	conn net.Conn
-	be   *pgproto3.Backend
+	b      *Backend
+	number int // from 1
+	conn   net.Conn
+	be     *pgproto3.Backend
 
-	server *server            // a direct connection's own, or the one a pooler has lent
-	kept   map[string]*parsed // of a Tracked pooler's client: its names
+	server *server            // its own, or the one a pooler has lent
+	kept   map[string]*parsed // its names, unless they are a shared server's
+	asked  int                // how often it asked for pg_backend_pid()
+	busy   bool               // in the middle of a request
 	tx     byte
 	skip   bool // after an error, up to Sync
 	portal *portal
@@ -48,18 +52,13 @@ func (c *client) serve() {
 		c.b.mu.Unlock()
 		return // a cancel request, which this backend does not honour
 	}
-	c.b.mu.Lock()
-	c.b.connects++
-	c.b.pids++
-	key := c.b.pids
-	switch c.b.o.Kind {
-	case Direct:
-		c.server = &server{pid: key, names: c.kept}
-	case Session:
-		c.server = &server{pid: key + 1_000_000, names: c.kept}
-	case Raw, Tracked:
+	key := c.begin()
+	if login := c.b.o.Script.Login; login != nil {
+		if e := login(c.number); e != nil {
+			_ = c.write(e)
+			return
+		}
 	}
-	c.b.mu.Unlock()
 	for _, m := range []pgproto3.BackendMessage{
 		&pgproto3.AuthenticationOk{},
 		&pgproto3.ParameterStatus{Name: "server_version", Value: "15.0"},
@@ -81,7 +80,7 @@ func (c *client) serve() {
 		if _, ok := msg.(*pgproto3.Terminate); ok {
 			return
 		}
-		if c.blocked(FromClient) {
+		if v := c.reach(FromClient); v == cut || v == stall {
 			return
 		}
 		if c.isStalled() {
@@ -90,6 +89,39 @@ func (c *client) serve() {
 		c.b.record(messageOf(msg))
 		if c.handle(msg) != nil {
 			return
+		}
+	}
+}
+
+// begin gives a connection what its kind has, and returns the process id for BackendKeyData.
+func (c *client) begin() uint32 {
+	c.b.mu.Lock()
+	defer c.b.mu.Unlock()
+	c.b.connects++
+	c.b.pids++
+	key := c.b.pids
+	switch c.b.o.Kind {
+	case Direct:
+		c.server = &server{pid: key, names: c.kept}
+	case Session:
+		c.server = c.b.newServerLocked()
+		c.kept = c.server.names
+		c.b.servers = append(c.b.servers, c.server)
+	case Raw, Tracked:
+	}
+	if f := c.b.o.Script.KeyPID; f != nil {
+		return f(c.number)
+	}
+	return key
+}
+
+// leave is the end of a connection. A pooler whose client goes in the middle of a request or a transaction replaces the server connection.
+func (c *client) leave() {
+	c.b.mu.Lock()
+	defer c.b.mu.Unlock()
+	if c.busy || c.tx != 'I' {
+		if i := slices.Index(c.b.servers, c.server); i >= 0 {
+			c.b.servers[i] = c.b.newServerLocked()
 		}
 	}
 }
@@ -104,23 +136,28 @@ func (b *Backend) record(m Message) {
 	}
 }
 
-// blocked applies the triggers that a message reaches, and reports whether the connection has ended by that.
-func (c *client) blocked(side Side) bool {
-	switch c.b.at(side) {
+// reach applies the triggers that a message reaches. After cut and stall the connection has ended.
+func (c *client) reach(side Side) verdict {
+	v, insert := c.b.at(side)
+	for _, m := range insert {
+		if c.answer(m) != nil {
+			return cut
+		}
+	}
+	switch v {
 	case cut:
 		_ = c.conn.Close()
-		return true
 	case stall:
 		// The client's writes must not block, and its Terminate ends it.
 		for {
 			msg, err := c.be.Receive()
 			if _, bye := msg.(*pgproto3.Terminate); bye || err != nil {
-				return true
+				return stall
 			}
 		}
-	case goOn:
+	case goOn, omit:
 	}
-	return false
+	return v
 }
 
 // queue adds a message to the answer.
@@ -133,20 +170,29 @@ func (c *client) write(m pgproto3.BackendMessage) error {
 	return c.be.Flush()
 }
 
+// answer sends a message and records it.
+func (c *client) answer(m pgproto3.BackendMessage) error {
+	c.b.mu.Lock()
+	_, isError := m.(*pgproto3.ErrorResponse)
+	c.b.answers = append(c.b.answers, Answer{Request: c.b.requests, Error: isError})
+	c.b.mu.Unlock()
+	return c.write(m)
+}
+
 // flush sends the answer, message by message.
 func (c *client) flush() error {
 	if c.isStalled() {
 		return nil
 	}
 	for _, m := range c.out {
-		if c.blocked(FromServer) {
+		switch c.reach(FromServer) {
+		case cut, stall:
 			return errEnd
+		case omit:
+			continue
+		case goOn:
 		}
-		c.b.mu.Lock()
-		_, isError := m.(*pgproto3.ErrorResponse)
-		c.b.answers = append(c.b.answers, Answer{Request: c.b.requests, Error: isError})
-		c.b.mu.Unlock()
-		if err := c.write(m); err != nil {
+		if err := c.answer(m); err != nil {
 			return err
 		}
 	}
@@ -171,7 +217,7 @@ func (c *client) fail(e *pgproto3.ErrorResponse) error {
 		c.b.mu.Unlock()
 		return nil
 	}
-	if e.Severity == "FATAL" {
+	if e.Severity == "FATAL" || c.b.o.Script.ErrorsEnd {
 		_ = c.flush()
 		return errEnd
 	}
@@ -180,6 +226,7 @@ func (c *client) fail(e *pgproto3.ErrorResponse) error {
 
 func (c *client) handle(msg pgproto3.FrontendMessage) error {
 	c.borrow()
+	c.busy = true
 	switch msg.(type) {
 	case *pgproto3.Sync:
 		return c.sync()

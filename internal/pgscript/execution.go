@@ -11,7 +11,6 @@ import (
 // result returns the columns and rows of a text: those of its statement, or what a probe asks the server about itself.
 func (c *client) result(p *parsed, args []string) ([]Column, [][]string) {
 	st := c.b.statement(p.sql)
-	pid := strconv.Itoa(int(c.server.pid))
 	pidColumn := Column{Name: "pg_backend_pid", OID: pgtype.Int4OID}
 	switch {
 	case strings.Contains(p.sql, "pg_prepared_statements"):
@@ -19,24 +18,40 @@ func (c *client) result(p *parsed, args []string) ([]Column, [][]string) {
 		if args == nil {
 			return columns, nil
 		}
-		c.b.mu.Lock()
-		defer c.b.mu.Unlock()
-		for name, other := range c.names() {
-			if name != "" && len(args) > 0 && other.sql == args[0] {
-				if c.b.o.Kind == Tracked {
-					name = "PGBOUNCER_1"
-				}
-				return columns, [][]string{{pid, name}}
-			}
-		}
-		return columns, [][]string{{pid, ""}}
+		return columns, [][]string{{c.backendPID(), c.serverName(args)}}
 	case strings.Contains(p.sql, "pg_backend_pid()"):
-		return []Column{pidColumn}, [][]string{{pid}}
+		if args == nil {
+			return []Column{pidColumn}, nil
+		}
+		return []Column{pidColumn}, [][]string{{c.backendPID()}}
 	case st.Rows == nil || args == nil:
 		return st.Columns, nil
 	default:
 		return st.Columns, st.Rows(args)
 	}
+}
+
+// backendPID is the answer to pg_backend_pid().
+func (c *client) backendPID() string {
+	c.asked++
+	if f := c.b.o.Script.BackendPID; f != nil {
+		return f(c.number, c.asked)
+	}
+	return strconv.Itoa(int(c.server.pid))
+}
+
+// serverName is the name by which the server knows the statement with the text of the first argument, [Null] if there is none.
+func (c *client) serverName(args []string) string {
+	c.b.mu.Lock()
+	defer c.b.mu.Unlock()
+	for name, p := range c.names() {
+		if name != "" && len(args) > 0 && p.sql == args[0] {
+			if name = c.b.rename(name); name != "" {
+				return name
+			}
+		}
+	}
+	return Null
 }
 
 func (s *Statement) fails(step Step) *pgproto3.ErrorResponse {
@@ -50,7 +65,9 @@ func (c *client) rows(columns []Column, rows [][]string, formats []int16) {
 	for _, row := range rows {
 		values := make([][]byte, len(row))
 		for i, text := range row {
-			values[i] = encode(columns[i].OID, formatAt(formats, i), text)
+			if text != Null {
+				values[i] = encode(columns[i].OID, formatAt(formats, i), text)
+			}
 		}
 		c.queue(&pgproto3.DataRow{Values: values})
 	}
@@ -64,6 +81,11 @@ func (c *client) run(p *parsed) (string, *pgproto3.ErrorResponse) {
 	}
 	if e := c.b.executes(p.sql); e != nil {
 		return "", e
+	}
+	if f := c.b.o.Script.Execute; f != nil {
+		if e := f(c.number, p.sql); e != nil {
+			return "", e
+		}
 	}
 	text := strings.ToLower(p.sql)
 	switch word := firstWord(p.sql); {

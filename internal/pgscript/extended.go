@@ -160,6 +160,7 @@ func (c *client) sync() error {
 	}
 	c.skip, c.portal = false, nil
 	c.queue(&pgproto3.ReadyForQuery{TxStatus: c.tx})
+	c.busy = false
 	if c.tx == 'I' && c.b.sharesServers() {
 		c.server = nil
 	}

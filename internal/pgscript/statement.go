@@ -18,7 +18,7 @@ import (
 type Statement struct {
 	Params  []uint32
 	Columns []Column
-	// Rows are the rows for these arguments, in text form. Nil is none.
+	// Rows are the rows for these arguments, in text form or [Null]. Nil is none.
 	Rows func(args []string) [][]string
 	// Tag is the command tag.
 	Tag string
@@ -26,6 +26,9 @@ type Statement struct {
 	// fails.
 	Fail func(Step) *pgproto3.ErrorResponse
 }
+
+// Null stands for null in a row.
+const Null = "\x00null"
 
 // Step is where a statement can fail.
 type Step int

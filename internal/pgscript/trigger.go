@@ -1,10 +1,13 @@
 package pgscript
 
+import "github.com/jackc/pgx/v5/pgproto3"
+
 // verdict is what becomes of a connection at a trigger.
 type verdict int
 
 const (
 	goOn verdict = iota
+	omit         // this message
 	cut
 	stall
 )
@@ -12,12 +15,13 @@ const (
 // Trigger is something that happens once, at a message. Messages count from the moment the trigger is set, over all connections, without
 // those that set a connection up or end it.
 type Trigger struct {
-	b     *Backend
-	side  Side
-	left  int
-	do    verdict
-	then  func()
-	fired bool
+	b      *Backend
+	side   Side
+	left   int
+	do     verdict
+	insert []pgproto3.BackendMessage
+	then   func()
+	fired  bool
 }
 
 // Cut closes a connection in place of the nth message from a side, n counting from 1: a client's message is never seen, a backend's never
@@ -35,6 +39,16 @@ func (b *Backend) Stall(side Side, n int, then func()) *Trigger {
 // Call calls f before the nth message from a side is read or sent, on the backend's goroutine, and goes on.
 func (b *Backend) Call(side Side, n int, f func()) *Trigger {
 	return b.plan(&Trigger{side: side, left: n, then: f})
+}
+
+// Insert sends messages of any kind before the nth message from the server.
+func (b *Backend) Insert(n int, messages ...pgproto3.BackendMessage) *Trigger {
+	return b.plan(&Trigger{side: FromServer, left: n, insert: messages})
+}
+
+// Replace sends messages of any kind, or none, in place of the nth message from the server. What the backend takes for its state stays.
+func (b *Backend) Replace(n int, messages ...pgproto3.BackendMessage) *Trigger {
+	return b.plan(&Trigger{side: FromServer, left: n, do: omit, insert: messages})
 }
 
 func (b *Backend) plan(t *Trigger) *Trigger {
@@ -55,10 +69,11 @@ func (t *Trigger) Fired() bool {
 	return t.fired
 }
 
-// at counts a message and says what becomes of the connection.
-func (b *Backend) at(side Side) verdict {
+// at counts a message and says what becomes of it and the connection, and what to send before.
+func (b *Backend) at(side Side) (verdict, []pgproto3.BackendMessage) {
 	b.mu.Lock()
 	out := goOn
+	var insert []pgproto3.BackendMessage
 	var then []func()
 	kept := b.triggers[:0:0]
 	for _, t := range b.triggers {
@@ -71,6 +86,7 @@ func (b *Backend) at(side Side) verdict {
 		}
 		t.fired = true
 		out = max(out, t.do)
+		insert = append(insert, t.insert...)
 		if t.then != nil {
 			then = append(then, t.then)
 		}
@@ -80,5 +96,5 @@ func (b *Backend) at(side Side) verdict {
 	for _, f := range then {
 		f()
 	}
-	return out
+	return out, insert
 }
