@@ -14,6 +14,8 @@ import (
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/internal/await"
+	"github.com/bounceproof/bounceproof/internal/pgscript"
+	"github.com/bounceproof/bounceproof/notify"
 	"github.com/bounceproof/bounceproof/prepare"
 	"github.com/bounceproof/bounceproof/testenv/place"
 )
@@ -99,8 +101,24 @@ func TestClosed(t *testing.T) {
 	if _, err := ex.Topology(t.Context()); !errors.Is(err, executor.ErrClosed) {
 		t.Errorf("Topology: %v", err)
 	}
-	if err := ex.Notify("c", "p"); err == nil {
-		t.Error("Notify: no error")
+	if err := ex.Notify("c", "p"); !errors.Is(err, executor.ErrClosed) {
+		t.Errorf("Notify: %v", err)
+	}
+}
+
+// What New refuses leaves nothing that could be used by mistake.
+func TestNewReturnsNothingBesideAnError(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgscript.URL)
+	for field, cfg := range map[string]executor.Config{
+		"Config.PreparedStatements": {PreparedStatements: 99},
+		"Config.StatementCapacity":  {StatementCapacity: -1},
+		"Config.Sender":             {Sender: notify.SenderConfig{MaxPending: -1}},
+	} {
+		ex, err := executor.New(pool, cfg)
+		if ex != nil || err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v, %v", field, ex, err)
+		}
 	}
 }
 

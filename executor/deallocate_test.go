@@ -1,0 +1,177 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/logrec"
+	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
+)
+
+const (
+	knownSelect = "select $1::int + 1"
+	knownInsert = "insert into t values ($1)"
+)
+
+// forgettings are the ways for a caller to throw away a session's statements that the executor sees. Those that run alone are allowed outside
+// of a transaction only. What runs in one group is sent before the answer to any of it has come.
+var forgettings = []struct {
+	name  string
+	alone bool
+	group bool
+	do    func(ctx context.Context, ex *executor.Executor, sql string) error
+}{
+	{"Exec", true, false, func(ctx context.Context, ex *executor.Executor, sql string) error {
+		_, err := ex.Exec(ctx, sql)
+		return err
+	}},
+	{"Exec, stable", true, false, func(ctx context.Context, ex *executor.Executor, sql string) error {
+		_, err := ex.Exec(ctx, sql, prepare.Stable)
+		return err
+	}},
+	{"Query", true, false, func(ctx context.Context, ex *executor.Executor, sql string) error {
+		rows, err := ex.Query(ctx, sql)
+		if err != nil {
+			return err
+		}
+		rows.Close()
+		return rows.Err()
+	}},
+	{"QueryRow", true, false, func(ctx context.Context, ex *executor.Executor, sql string) error {
+		if err := ex.QueryRow(ctx, sql).Scan(); !errors.Is(err, pgx.ErrNoRows) {
+			return fmt.Errorf("want no rows, got %w", err)
+		}
+		return nil
+	}},
+	{"SendBatch", false, true, func(ctx context.Context, ex *executor.Executor, sql string) error {
+		var b pgx.Batch
+		b.Queue(knownSelect, prepare.Stable, 1)
+		b.Queue(sql)
+		b.Queue(knownSelect, prepare.Stable, 2)
+		results := ex.SendBatch(ctx, &b)
+		var first, second int
+		err := results.QueryRow().Scan(&first)
+		if err == nil {
+			_, err = results.Exec()
+		}
+		if err == nil {
+			err = results.QueryRow().Scan(&second)
+		}
+		if err = errors.Join(err, results.Close()); err == nil && (first != 2 || second != 3) {
+			err = fmt.Errorf("got %d and %d", first, second)
+		}
+		return err
+	}},
+	{"tx.Exec", false, false, func(ctx context.Context, ex *executor.Executor, sql string) error {
+		return ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+			if _, err := tx.Exec(ctx, knownInsert, prepare.Stable, 1); err != nil {
+				return err
+			}
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, knownInsert, prepare.Stable, 2)
+			return err
+		})
+	}},
+	{"tx.Queue", false, true, func(ctx context.Context, ex *executor.Executor, sql string) error {
+		return ex.InTx(ctx, pgx.TxOptions{}, func(_ context.Context, tx executor.Tx) error {
+			return errors.Join(tx.Queue(knownInsert, prepare.Stable, 1), tx.Queue(sql), tx.Queue(knownInsert, prepare.Stable, 2))
+		})
+	}},
+}
+
+// useKnown runs statements that have names, alone and in a transaction.
+func useKnown(ctx context.Context, ex *executor.Executor) error {
+	for i := range 2 {
+		var n int
+		if err := ex.QueryRow(ctx, knownSelect, prepare.Stable, i).Scan(&n); err != nil || n != i+1 {
+			return fmt.Errorf("got %d, %w", n, err)
+		}
+		err := ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+			_, err := tx.Exec(ctx, knownInsert, prepare.Stable, i)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestForgettingStatementsIsNoDowngrade: who throws away all statements of a session through the executor has not lost one.
+func TestForgettingStatementsIsNoDowngrade(t *testing.T) {
+	t.Parallel()
+	for _, p := range []place.Place{place.New(place.Direct, "", "15"), place.New(place.TransactionTracked, "1.24", "17")} {
+		t.Run(p.String(), func(t *testing.T) {
+			t.Parallel()
+			r := p.Start(t)
+			admin := connect(t, r.DB.URL)
+			mustExec(t, admin, "create table t (v int)")
+			for _, sql := range []string{"deallocate all", "DEALLOCATE PREPARE ALL", "discard all"} {
+				for _, f := range forgettings {
+					if !f.alone && strings.HasPrefix(sql, "discard") {
+						continue // PostgreSQL refuses it in a transaction
+					}
+					if f.group && p.Mode == place.TransactionTracked {
+						continue // PgBouncer forwards the next Bind before it sees that the server has forgotten its name, as with bare pgx
+					}
+					t.Run(sql+"/"+f.name, func(t *testing.T) {
+						logs := &logrec.Recorder{}
+						ex := newExecutor(t, newPool(t, r.URL, maxConns(1)), executor.Config{Logger: logs.Logger()})
+						for i := range 3 {
+							if err := useKnown(t.Context(), ex); err != nil {
+								t.Fatalf("before, round %d: %v", i, err)
+							}
+							before := one(t, admin, "select count(*) from t")
+							if err := f.do(t.Context(), ex, sql); err != nil {
+								t.Fatalf("round %d: %v", i, err)
+							}
+							if got := one(t, admin, "select count(*) from t"); strings.HasPrefix(f.name, "tx.") && got != plus(t, before, 2) {
+								t.Errorf("round %d: %s rows became %s", i, before, got)
+							}
+							if err := useKnown(t.Context(), ex); err != nil {
+								t.Fatalf("after, round %d: %v", i, err)
+							}
+						}
+						if n := ex.Stats(); n.Downgrades != 0 || n.Named == 0 {
+							t.Errorf("%+v", n)
+						}
+						if got := logs.At(slog.LevelWarn); len(got) != 0 {
+							t.Errorf("warned: %v", got)
+						}
+					})
+				}
+			}
+		})
+	}
+}
+
+// Control: statements that are thrown away behind the executor's back are lost, which is evidence, and the caller does not notice.
+func TestForgettingStatementsUnseenIsADowngrade(t *testing.T) {
+	t.Parallel()
+	r := place.New(place.Direct, "", "15").Start(t)
+	mustExec(t, connect(t, r.DB.URL), "create table t (v int)")
+	logs := &logrec.Recorder{}
+	ex := newExecutor(t, newPool(t, r.URL, maxConns(1)), executor.Config{Logger: logs.Logger()})
+	if err := useKnown(t.Context(), ex); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ex.Pool().Exec(t.Context(), "deallocate all"); err != nil {
+		t.Fatal(err)
+	}
+	if err := useKnown(t.Context(), ex); err != nil {
+		t.Error(err)
+	}
+	if n := ex.Stats(); n.Downgrades != 1 || len(logs.At(slog.LevelWarn)) != 1 {
+		t.Errorf("%+v, log:\n%s", n, logs.All())
+	}
+}

@@ -1,0 +1,70 @@
+package executor_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/pgscript"
+	"github.com/bounceproof/bounceproof/prepare"
+)
+
+// A server's error may quote what a statement was given, in any of its texts. What a Trace is given of it does not.
+func TestAChangeHoldsNothingOfTheServersMessage(t *testing.T) {
+	t.Parallel()
+	const sql = "insert into t values ($1::text)"
+	name := prepare.Name(sql, []uint32{25}, "")
+	seen := 0
+	for _, sc := range scenes {
+		if sc.o.Kind == pgscript.Raw && sc.policy == executor.Auto {
+			continue // it uses no name
+		}
+		var changes []executor.Change
+		o := sc.o
+		o.Servers = 1 // nothing is lost but what is failed here
+		s, end := newScripted(t, o, executor.Config{
+			PreparedStatements: sc.policy, Trace: &executor.Trace{Changed: func(c executor.Change) { changes = append(changes, c) }},
+		}, maxConns(1))
+		for range 2 {
+			if _, err := s.ex.Exec(t.Context(), sql, prepare.Stable, secretArg); err != nil {
+				t.Fatal(sc.name, err)
+			}
+		}
+		changes = nil
+		lost := pgscript.ServerError("26000", `prepared statement "`+name+`" does not exist`, "FetchPreparedStatement")
+		if sc.o.Kind == pgscript.Tracked {
+			lost = pgscript.PoolerError("prepared statement did not exist")
+		}
+		lost.Detail, lost.Hint, lost.ColumnName, lost.TableName = secretArg, secretArg, secretSQL, secretSQL
+		if !strings.Contains(fmt.Sprintf("%+v", *lost), "whispered") {
+			t.Error("control: the server's error holds no secret")
+		}
+		// Shared gives up when names are missing in a second thousand of executions as well.
+		wantState := lost.Code
+		if sc.policy == executor.Shared {
+			wantState = ""
+		}
+		for range 3000 {
+			s.b.Define(sql, pgscript.Statement{Params: []uint32{25}, Tag: "INSERT 0 1", Fail: pgscript.FailTimes(pgscript.Bind, 1, lost)})
+			_, _ = s.ex.Exec(t.Context(), sql, prepare.Stable, secretArg)
+			if len(changes) > 0 {
+				break
+			}
+		}
+		if len(changes) == 0 {
+			t.Errorf("%s: no change", sc.name)
+		}
+		for _, c := range changes {
+			seen++
+			if c.SQLState != wantState || c.From == c.To {
+				t.Errorf("%s: another change: %+v", sc.name, c)
+			}
+			if text := fmt.Sprintf("%+v", c); strings.Contains(text, "whispered") || strings.Contains(text, lost.Message) {
+				t.Errorf("%s: %s", sc.name, text)
+			}
+		}
+		end()
+	}
+	t.Log(seen, "changes")
+}
