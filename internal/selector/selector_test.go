@@ -1,7 +1,6 @@
 package selector_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -13,39 +12,30 @@ import (
 	"time"
 
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/logrec"
 	"github.com/bounceproof/bounceproof/internal/selector"
 )
 
-// journal is a log and the changes that were reported.
-type journal struct {
-	mu      sync.Mutex
-	text    bytes.Buffer
+// reports is what a selector has logged, and the changes that it has reported.
+type reports struct {
+	logrec.Recorder
+	mu      sync.Mutex // guards what follows
 	changes []selector.Change
 }
 
-func (j *journal) Write(b []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(b)
-}
+func (r *reports) warnings() int { return len(r.At(slog.LevelWarn)) }
 
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.String()
-}
+func (r *reports) infos() int { return len(r.At(slog.LevelInfo)) }
 
-func (j *journal) count(level string) int { return strings.Count(j.String(), "level="+level) }
-
-func newSelector(config selector.Config) (*selector.Selector, *journal) {
-	j := &journal{}
-	config.Logger = slog.New(slog.NewTextHandler(j, &slog.HandlerOptions{Level: slog.LevelDebug}))
+func newSelector(config selector.Config) (*selector.Selector, *reports) {
+	r := &reports{}
+	config.Logger = r.Logger()
 	config.OnChange = func(c selector.Change) {
-		j.mu.Lock()
-		defer j.mu.Unlock()
-		j.changes = append(j.changes, c)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.changes = append(r.changes, c)
 	}
-	return selector.New(config), j
+	return selector.New(config), r
 }
 
 // evidence26000 is the verdict on a statement that got lost.
@@ -113,7 +103,7 @@ func TestSelectorPolicies(t *testing.T) {
 	}
 	for _, tt := range tests {
 		for top, want := range tt.by {
-			s, j := newSelector(selector.Config{Policy: tt.policy})
+			s, said := newSelector(selector.Config{Policy: tt.policy})
 			if s.Strategy() != tt.initial || s.ShouldProbe() != tt.due {
 				t.Errorf("%v starts at %v", tt.policy, s.Strategy())
 			}
@@ -125,8 +115,8 @@ func TestSelectorPolicies(t *testing.T) {
 			if want == fallback.Unprepared && tt.policy == selector.Auto {
 				warns = 1
 			}
-			if j.count("WARN") != warns || (tt.policy == selector.Off || tt.policy == selector.On) && j.String() != "" {
-				t.Errorf("%v behind %v: want %d warnings, got\n%s", tt.policy, top, warns, j)
+			if said.warnings() != warns || (tt.policy == selector.Off || tt.policy == selector.On) && said.All() != "" {
+				t.Errorf("%v behind %v: want %d warnings, got\n%s", tt.policy, top, warns, said.All())
 			}
 		}
 	}
@@ -134,7 +124,7 @@ func TestSelectorPolicies(t *testing.T) {
 
 func TestSelectorGoesDownOnceWhoeverElseComesWithTheSameNews(t *testing.T) {
 	t.Parallel()
-	s, j := newSelector(selector.Config{})
+	s, said := newSelector(selector.Config{})
 	ran := s.Probed(t.Context(), session)
 	v := evidence26000(t)
 	var changed atomic.Int32
@@ -150,38 +140,38 @@ func TestSelectorGoesDownOnceWhoeverElseComesWithTheSameNews(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if changed.Load() != 1 || s.Strategy() != fallback.Unprepared || j.count("WARN") != 1 || len(j.changes) != 2 {
-		t.Fatalf("%d changes, strategy %v, log\n%s", changed.Load(), s.Strategy(), j)
+	if changed.Load() != 1 || s.Strategy() != fallback.Unprepared || said.warnings() != 1 || len(said.changes) != 2 {
+		t.Fatalf("%d changes, strategy %v, log\n%s", changed.Load(), s.Strategy(), said.All())
 	}
-	c := j.changes[1]
+	c := said.changes[1]
 	if c.From != fallback.Named || c.To != fallback.Unprepared || c.Verdict.Reason != fallback.ReasonPreparedLost || c.Number != 3 {
 		t.Errorf("got %+v", c)
 	}
 	for _, want := range []string{"26000", ours, "session-like", "max_prepared_statements", "shared", "off", "next_probe=30s", "from=named", "to=unprepared"} {
-		if !strings.Contains(j.String(), want) {
-			t.Errorf("the warning does not say %q:\n%s", want, j)
+		if !strings.Contains(said.All(), want) {
+			t.Errorf("the warning does not say %q:\n%s", want, said.All())
 		}
 	}
 }
 
 func TestSelectorLogsNeitherSQLNorValues(t *testing.T) {
 	t.Parallel()
-	s, j := newSelector(selector.Config{})
+	s, said := newSelector(selector.Config{})
 	ran := s.Probed(t.Context(), session)
 	e := server("26000", `prepared statement "`+ours+`" does not exist, secret`, "FetchPreparedStatement")
 	e.Detail, e.Hint, e.InternalQuery = "secret", "secret", ""
 	v := fallback.Classify(e, named(session))
-	if !s.Observe(t.Context(), ran, v) || strings.Contains(j.String(), "secret") {
-		t.Fatalf("log:\n%s", j)
+	if !s.Observe(t.Context(), ran, v) || strings.Contains(said.All(), "secret") {
+		t.Fatalf("log:\n%s", said.All())
 	}
 }
 
 func TestSelectorIgnoresEvidenceOfThePast(t *testing.T) {
 	t.Parallel()
-	s, j := newSelector(selector.Config{})
+	s, said := newSelector(selector.Config{})
 	old := s.Probed(t.Context(), session)
 	s.Probed(t.Context(), tracking)
-	if s.Observe(t.Context(), old, evidence26000(t)) || s.Strategy() != fallback.Named || j.count("WARN") != 0 {
+	if s.Observe(t.Context(), old, evidence26000(t)) || s.Strategy() != fallback.Named || said.warnings() != 0 {
 		t.Fatalf("a straggler changed it to %v", s.Strategy())
 	}
 	if s.Observe(t.Context(), s.Decision(), fallback.Verdict{Reason: fallback.ReasonStalePlan}) {
@@ -193,7 +183,7 @@ func TestSelectorIgnoresEvidenceOfThePast(t *testing.T) {
 func TestSelectorProbesAgainAtGrowingIntervalsAndComesBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s, j := newSelector(selector.Config{})
+		s, said := newSelector(selector.Config{})
 		begin := time.Now()
 		var at []time.Duration
 		top := raw
@@ -213,8 +203,8 @@ func TestSelectorProbesAgainAtGrowingIntervalsAndComesBack(t *testing.T) {
 				t.Fatalf("probed at %v, want about %v", at[:len(want)], want)
 			}
 		}
-		if s.Strategy() != fallback.Named || j.count("WARN") != 1 || j.count("INFO") != 1 {
-			t.Fatalf("want one warning and one word of the way back, got\n%s", j)
+		if s.Strategy() != fallback.Named || said.warnings() != 1 || said.infos() != 1 {
+			t.Fatalf("want one warning and one word of the way back, got\n%s", said.All())
 		}
 		if s.ShouldProbe() {
 			t.Error("still probing")
@@ -226,7 +216,7 @@ func TestSelectorProbesAgainAtGrowingIntervalsAndComesBack(t *testing.T) {
 func TestSelectorDoesNotFlap(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s, j := newSelector(selector.Config{})
+		s, said := newSelector(selector.Config{})
 		v := evidence26000(t)
 		begin := time.Now()
 		for time.Since(begin) < time.Hour {
@@ -243,8 +233,8 @@ func TestSelectorDoesNotFlap(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		// 0:00 0:30 1:30 3:30 7:30 15:30 25:30 35:30 45:30 55:30
-		if j.count("WARN") != 10 || j.count("INFO") != 9 {
-			t.Fatalf("%d warnings, %d ways back in an hour:\n%s", j.count("WARN"), j.count("INFO"), j)
+		if said.warnings() != 10 || said.infos() != 9 {
+			t.Fatalf("%d warnings, %d ways back in an hour:\n%s", said.warnings(), said.infos(), said.All())
 		}
 		// Then it works for more than an hour, and fails once: that is a new story, and begins with 30 seconds.
 		for s.Strategy() != fallback.Named {
@@ -283,14 +273,14 @@ func TestSelectorOutOfTurnProbeThatFoundSomethingElseCounts(t *testing.T) {
 func TestSelectorNeverProbesAgainWhenToldSo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s, j := newSelector(selector.Config{ReprobeAfter: -1})
+		s, said := newSelector(selector.Config{ReprobeAfter: -1})
 		if !s.ShouldProbe() {
 			t.Fatal("the first probe is due all the same")
 		}
 		s.Observe(t.Context(), s.Probed(t.Context(), session), evidence26000(t))
 		time.Sleep(240 * time.Hour)
-		if s.ShouldProbe() || s.Probed(t.Context(), session).Strategy != fallback.Unprepared || strings.Contains(j.String(), "next_probe") {
-			t.Errorf("log:\n%s", j)
+		if s.ShouldProbe() || s.Probed(t.Context(), session).Strategy != fallback.Unprepared || strings.Contains(said.All(), "next_probe") {
+			t.Errorf("log:\n%s", said.All())
 		}
 	})
 }
@@ -298,13 +288,13 @@ func TestSelectorNeverProbesAgainWhenToldSo(t *testing.T) {
 func TestSelectorAfterAProbeThatFoundNothingOut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s, j := newSelector(selector.Config{})
+		s, said := newSelector(selector.Config{})
 		cancelled, cancel := context.WithCancel(t.Context())
 		cancel()
 		s.ShouldProbe()
 		s.ProbeFailed(cancelled, context.Canceled)
-		if j.count("WARN") != 0 {
-			t.Errorf("a caller that went away is nobody's fault:\n%s", j)
+		if said.warnings() != 0 {
+			t.Errorf("a caller that went away is nobody's fault:\n%s", said.All())
 		}
 		begin := time.Now()
 		var at []time.Duration
@@ -318,8 +308,8 @@ func TestSelectorAfterAProbeThatFoundNothingOut(t *testing.T) {
 		if len(at) != 5 || at[0] != time.Second || s.Strategy() != fallback.Undecided { // 1 3 7 15 31
 			t.Errorf("tried again at %v", at)
 		}
-		if j.count("WARN") != 1 || !strings.Contains(j.String(), "no route") {
-			t.Errorf("want one warning, got\n%s", j)
+		if said.warnings() != 1 || !strings.Contains(said.All(), "no route") {
+			t.Errorf("want one warning, got\n%s", said.All())
 		}
 		s.Probed(t.Context(), direct)
 		if s.Strategy() != fallback.Named || s.Decision().Pooled {
@@ -337,7 +327,7 @@ func TestSelectorLearnsStatementMode(t *testing.T) {
 		top  fallback.Topology
 		want fallback.Strategy
 	}{{session, fallback.Unprepared}, {tracking, fallback.Named}, {fallback.Topology{}, fallback.Unprepared}} {
-		s, j := newSelector(selector.Config{})
+		s, said := newSelector(selector.Config{})
 		ran := s.Decision()
 		if tt.top.Known() {
 			ran = s.Probed(t.Context(), tt.top)
@@ -346,8 +336,8 @@ func TestSelectorLearnsStatementMode(t *testing.T) {
 			t.Fatalf("%v: nothing learnt", tt.top)
 		}
 		d := s.Decision()
-		if d.Topology.Mode != fallback.ModeStatement || d.Strategy != tt.want || !d.Topology.Known() || j.count("WARN") > 1 {
-			t.Errorf("%v: now %v, %v\n%s", tt.top, d.Topology, d.Strategy, j)
+		if d.Topology.Mode != fallback.ModeStatement || d.Strategy != tt.want || !d.Topology.Known() || said.warnings() > 1 {
+			t.Errorf("%v: now %v, %v\n%s", tt.top, d.Topology, d.Strategy, said.All())
 		}
 		if s.Observe(t.Context(), d, v) {
 			t.Error("learnt twice")
@@ -361,7 +351,7 @@ func TestSelectorLearnsStatementMode(t *testing.T) {
 // The address pointed at a server and now points at a pooler: rows must be described from the first sign of it.
 func TestSelectorSeesAPoolerWhereThereWasNone(t *testing.T) {
 	t.Parallel()
-	s, j := newSelector(selector.Config{})
+	s, said := newSelector(selector.Config{})
 	ran := s.Probed(t.Context(), direct)
 	if ran.Pooled || s.ShouldProbe() {
 		t.Fatal("a direct connection is settled")
@@ -371,21 +361,21 @@ func TestSelectorSeesAPoolerWhereThereWasNone(t *testing.T) {
 		t.Fatal("not tripped")
 	}
 	d := s.Decision()
-	if !d.Pooled || d.Strategy != fallback.Unprepared || !s.ShouldProbe() || j.count("WARN") != 1 {
-		t.Fatalf("%+v\n%s", d, j)
+	if !d.Pooled || d.Strategy != fallback.Unprepared || !s.ShouldProbe() || said.warnings() != 1 {
+		t.Fatalf("%+v\n%s", d, said.All())
 	}
-	if s.Probed(t.Context(), tracking).Strategy != fallback.Named || j.count("INFO") != 1 {
-		t.Errorf("log:\n%s", j)
+	if s.Probed(t.Context(), tracking).Strategy != fallback.Named || said.infos() != 1 {
+		t.Errorf("log:\n%s", said.All())
 	}
 }
 
 func TestSelectorOnAndOffDoNotMove(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[selector.Policy]fallback.Strategy{selector.On: fallback.Named, selector.Off: fallback.Unprepared} {
-		s, j := newSelector(selector.Config{Policy: policy})
+		s, said := newSelector(selector.Config{Policy: policy})
 		ran := s.Probed(t.Context(), session)
-		if s.Observe(t.Context(), ran, evidence26000(t)) || s.Strategy() != want || j.String() != "" || s.ShouldProbe() {
-			t.Errorf("%v moved to %v\n%s", policy, s.Strategy(), j)
+		if s.Observe(t.Context(), ran, evidence26000(t)) || s.Strategy() != want || said.All() != "" || s.ShouldProbe() {
+			t.Errorf("%v moved to %v\n%s", policy, s.Strategy(), said.All())
 		}
 		s.ProbeFailed(t.Context(), errors.New("x"))
 	}
@@ -393,10 +383,10 @@ func TestSelectorOnAndOffDoNotMove(t *testing.T) {
 
 func TestSelectorSharedFallsFurtherOnlyOnItsOwnEvidence(t *testing.T) {
 	t.Parallel()
-	s, j := newSelector(selector.Config{Policy: selector.Shared})
+	s, said := newSelector(selector.Config{Policy: selector.Shared})
 	s.Observe(t.Context(), s.Probed(t.Context(), session), evidence26000(t))
-	if s.Strategy() != fallback.Shared || j.count("WARN") != 1 {
-		t.Fatalf("at %v\n%s", s.Strategy(), j)
+	if s.Strategy() != fallback.Shared || said.warnings() != 1 {
+		t.Fatalf("at %v\n%s", s.Strategy(), said.All())
 	}
 	shared := named(raw)
 	shared.Strategy = fallback.Shared
@@ -450,7 +440,7 @@ func TestCountToleratesWarmingUpAndNotAPoolerThatForgets(t *testing.T) {
 
 func TestCountFromManyGoroutinesGivesUpOnce(t *testing.T) {
 	t.Parallel()
-	s, j := newSelector(selector.Config{Policy: selector.Shared})
+	s, said := newSelector(selector.Config{Policy: selector.Shared})
 	d := s.Probed(t.Context(), raw)
 	var gaveUp atomic.Int32
 	var wg sync.WaitGroup
@@ -464,8 +454,8 @@ func TestCountFromManyGoroutinesGivesUpOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if gaveUp.Load() != 1 || j.count("WARN") != 1 {
-		t.Fatalf("gave up %d times\n%s", gaveUp.Load(), j)
+	if gaveUp.Load() != 1 || said.warnings() != 1 {
+		t.Fatalf("gave up %d times\n%s", gaveUp.Load(), said.All())
 	}
 }
 
@@ -473,7 +463,7 @@ func TestCountFromManyGoroutinesGivesUpOnce(t *testing.T) {
 func TestSelectorUnderLoad(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s, j := newSelector(selector.Config{})
+		s, said := newSelector(selector.Config{})
 		v := evidence26000(t)
 		var wg sync.WaitGroup
 		for g := range 64 {
@@ -497,14 +487,14 @@ func TestSelectorUnderLoad(t *testing.T) {
 		}
 		wg.Wait()
 		numbers := map[uint64]bool{}
-		for _, c := range j.changes {
+		for _, c := range said.changes {
 			if c.From == c.To || numbers[c.Number] {
 				t.Fatalf("change %+v", c)
 			}
 			numbers[c.Number] = true
 		}
-		if len(j.changes) < 4 {
-			t.Errorf("only %d changes", len(j.changes))
+		if len(said.changes) < 4 {
+			t.Errorf("only %d changes", len(said.changes))
 		}
 	})
 }
@@ -522,7 +512,7 @@ func TestSelectorHotPathDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func BenchmarkLatch(b *testing.B) {
+func BenchmarkSelector(b *testing.B) {
 	settled := selector.New(selector.Config{})
 	settled.Probed(b.Context(), direct)
 	waiting := selector.New(selector.Config{Logger: slog.New(slog.DiscardHandler)})

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/bounceproof/bounceproof/internal/await"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 	"github.com/bounceproof/bounceproof/testenv/proxy"
 )
@@ -218,7 +219,7 @@ func TestCutsAtEveryBoundary(t *testing.T) {
 // settledCount waits for a backend to end and counts the rows it has left.
 func settledCount(t *testing.T, admin *pgx.Conn, pid uint32) (n int) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(await.Deadline); ; {
 		var there bool
 		err := admin.QueryRow(t.Context(), "select exists (select from pg_stat_activity where pid = $1), (select count(*) from t)", pid).Scan(&there, &n)
 		if err != nil {
