@@ -257,7 +257,7 @@ func (j *job) untilNoOutage(try func()) {
 				}
 			}
 		}
-		if !j.rest(j.r.policy.backoff(pass)) {
+		if !j.pause(j.r.policy.backoff(pass)) {
 			return
 		}
 	}
@@ -274,8 +274,8 @@ func (j *job) anError() error {
 	return nil
 }
 
-// rest waits; false when the lane has something else to do.
-func (j *job) rest(d time.Duration) bool {
+// pause waits; false when the lane has something else to do.
+func (j *job) pause(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -26,8 +26,8 @@ const rebalanceInterval = 2 * time.Second
 // shares is what lease_shares.sql tells.
 type shares struct{ members, rank, lanes, free int64 }
 
-// mine returns how many lanes this member should have: even shares, the remainder to the first in the order of names.
-func (s shares) mine() int {
+// own returns how many lanes this member should have: even shares, the remainder to the first in the order of names.
+func (s shares) own() int {
 	n := s.lanes / s.members
 	if s.rank < s.lanes%s.members {
 		n++
@@ -35,13 +35,13 @@ func (s shares) mine() int {
 	return int(n)
 }
 
-// shortInterval is the time between two looks of a dispatcher that has less than its share: a lane that was given back should not rest until
+// belowShareInterval is the time between two looks of a dispatcher that has less than its share: a lane that was given back should not rest until
 // the next ordinary look.
-const shortInterval = 150 * time.Millisecond
+const belowShareInterval = 150 * time.Millisecond
 
 func (r *runner) heartbeatInterval() time.Duration {
-	if r.short {
-		return backoff.Spread(min(r.d.cfg.LeaseDuration/3, shortInterval), 0.1)
+	if r.belowShare {
+		return backoff.Spread(min(r.d.cfg.LeaseDuration/3, belowShareInterval), 0.1)
 	}
 	return backoff.Spread(min(r.d.cfg.LeaseDuration/3, rebalanceInterval), 0.1)
 }
@@ -113,7 +113,7 @@ func (r *runner) lose(l *lane) {
 }
 
 func (r *runner) rebalance(ctx context.Context, sh shares) error {
-	want := sh.mine()
+	want := sh.own()
 	staying := 0
 	for _, l := range r.lanes {
 		l.leaving = false
@@ -130,8 +130,8 @@ func (r *runner) rebalance(ctx context.Context, sh shares) error {
 			}
 		}
 	}
-	r.short = staying < want
-	if !r.short || sh.free == 0 {
+	r.belowShare = staying < want
+	if !r.belowShare || sh.free == 0 {
 		return nil
 	}
 	var b pgx.Batch
@@ -144,19 +144,22 @@ func (r *runner) rebalance(ctx context.Context, sh shares) error {
 		return fmt.Errorf("claim: %w", err)
 	}
 	for id, token := range claimed {
+		if l := r.lanes[id]; l != nil {
+			r.lose(l) // it had not been noticed yet
+		}
 		r.lanes[id] = &lane{id: id, token: token}
 	}
-	r.short = staying+len(claimed) < want
+	r.belowShare = staying+len(claimed) < want
 	return nil
 }
 
-// queueCalm adds the statement that forgets the crashes of former owners: their lanes came to the end of a page.
-func (r *runner) queueCalm(b *pgx.Batch, lanes []*lane) {
+// queueResetCrashes adds the statement that forgets the crashes of former owners: their lanes came to the end of a page.
+func (r *runner) queueResetCrashes(b *pgx.Batch, lanes []*lane) {
 	ids, tokens := make([]int16, len(lanes)), make([]int64, len(lanes))
 	for i, l := range lanes {
 		ids[i], tokens[i] = l.id, l.token
 	}
-	b.Queue(r.s.sql.leaseCalm, prepare.Stable, r.sub.name, r.owner, ids, tokens)
+	b.Queue(r.s.sql.resetCrashes, prepare.Stable, r.sub.name, r.owner, ids, tokens)
 }
 
 // release gives back the lanes that leave and rest, all of them when the runner stops.

@@ -47,13 +47,13 @@ type runner struct {
 	endLeases context.CancelCauseFunc
 	watchdog  *time.Timer
 
-	dueNow      chan struct{} // to chores, capacity one
+	dueNow      chan struct{} // to housekeeping, capacity one
 	scheduledAt time.Time     // when the next scheduled event is due; zero: none is known
 	newest      int64         // newest tick known
 	wantTick    bool
 	lastTick    time.Time
 	heartbeatAt time.Time
-	short       bool // it has fewer lanes than its share
+	belowShare  bool // it has fewer lanes than its share
 	pollAt      time.Time
 	advanceAt   time.Time // zero: nothing to advance
 	failures    int       // round trips that failed in a row
@@ -91,16 +91,16 @@ func (r *runner) run(ctx context.Context) error {
 		}
 	}()
 	r.wantTick = true
-	if err := r.allowed(ctx); err != nil {
+	if err := r.checkPoolMode(ctx); err != nil {
 		return err
 	}
-	var chores sync.WaitGroup
-	chores.Go(func() { r.chores(stop) })
-	defer chores.Wait()
+	var housekeeping sync.WaitGroup
+	housekeeping.Go(func() { r.housekeeping(stop) })
+	defer housekeeping.Wait()
 
 	var fatal error
 	for fatal == nil && ctx.Err() == nil {
-		if fatal = r.turn(handling); fatal == nil {
+		if fatal = r.runDue(handling); fatal == nil {
 			r.wait(ctx.Done())
 		}
 	}
@@ -115,8 +115,8 @@ func (r *runner) run(ctx context.Context) error {
 	return nil
 }
 
-// allowed refuses handlers with a transaction where there are none.
-func (r *runner) allowed(ctx context.Context) error {
+// checkPoolMode refuses handlers with a transaction where there are none.
+func (r *runner) checkPoolMode(ctx context.Context) error {
 	if !r.d.kind.transactional() {
 		return nil
 	}
@@ -139,7 +139,7 @@ func (r *runner) drain(handling context.Context, cancel context.CancelFunc) erro
 	for r.jobs > 0 {
 		r.wait(nil)
 		if r.jobs > 0 {
-			_ = r.turn(ctx) // keeps the leases; what fails is tried below once more
+			_ = r.runDue(ctx) // keeps the leases; what fails is tried below once more
 		}
 	}
 	r.retryAt, r.failures = time.Time{}, 0
@@ -152,13 +152,13 @@ func (r *runner) drain(handling context.Context, cancel context.CancelFunc) erro
 	return r.release(ctx)
 }
 
-// turn does what is due. It returns only errors that end Run.
-func (r *runner) turn(ctx context.Context) error {
+// runDue does what is due, and notes whether that worked. It returns only errors that end Run.
+func (r *runner) runDue(ctx context.Context) error {
 	now := time.Now()
 	if now.Before(r.retryAt) {
 		return nil
 	}
-	err := r.due(ctx, now)
+	err := r.doDue(ctx, now)
 	switch {
 	case err == nil:
 		if r.failures > 0 {
@@ -178,7 +178,7 @@ func (r *runner) turn(ctx context.Context) error {
 	return nil
 }
 
-func (r *runner) due(ctx context.Context, now time.Time) error {
+func (r *runner) doDue(ctx context.Context, now time.Time) error {
 	if !now.Before(r.heartbeatAt) {
 		if err := r.heartbeat(ctx); err != nil {
 			return err
@@ -297,7 +297,7 @@ func (r *runner) collect(j *job) {
 	if l.blocked.full() != l.paused {
 		l.paused = !l.paused
 		r.log.Warn("bounceproof: outbox: lane has too many waiting keys to read on, or no longer so", slog.Int("lane", int(l.id)),
-			slog.Int("keys", len(l.blocked.keys)), slog.Bool("paused", l.paused))
+			slog.Int("waiting_keys", len(l.blocked.keys)), slog.Bool("paused", l.paused))
 	}
 }
 

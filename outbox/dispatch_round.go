@@ -59,7 +59,7 @@ func (r *runner) newRound(now time.Time) *round {
 	g := &round{
 		pages: make(map[int16]*page), blocked: make(map[int16]*blocked), again: make(map[int16][]*item), due: make(map[int16]bool),
 	}
-	var calm []*lane // lanes that came to the end of a page after crashes
+	var afterCrashes []*lane // lanes that came to the end of a page after crashes
 	var reads pages
 	var again retries
 	g.ticks = !r.stopping && r.wantTick && now.Sub(r.lastTick) >= tickInterval && r.needsTick()
@@ -78,7 +78,7 @@ func (r *runner) newRound(now time.Time) *round {
 		case l.state == finished:
 			g.record.add(l, at, nil)
 			if l.crashes > 0 {
-				calm = append(calm, l)
+				afterCrashes = append(afterCrashes, l)
 			}
 		case advance && !l.progress.recorded():
 			g.record.add(l, at, nil)
@@ -109,8 +109,8 @@ func (r *runner) newRound(now time.Time) *round {
 	if !g.record.empty() {
 		g.record.queue(&g.batch, r.sub)
 	}
-	if len(calm) > 0 {
-		r.queueCalm(&g.batch, calm)
+	if len(afterCrashes) > 0 {
+		r.queueResetCrashes(&g.batch, afterCrashes)
 	}
 	if len(g.adopt) > 0 {
 		r.s.queueAdopt(&g.batch, r.sub.name, r.owner, g.adopt, &g.adopted)
@@ -189,7 +189,7 @@ func (r *runner) applyPages(g *round) {
 		p, again := g.pages[l.id], g.again[l.id]
 		switch {
 		case p == nil && at.to.id != 0 && !l.paused, g.due[l.id] && len(again) == 0:
-			// The end of its batch, or what waits, is gone: only after a failover or a hand in the tables.
+			// The end of its batch, or what waits, is gone: only after a failover or somebody who changed the tables.
 			l.readopt(time.Now().Add(askInterval))
 			continue
 		case p == nil: // its from tick is the newest

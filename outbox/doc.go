@@ -23,6 +23,18 @@
 //   - A dispatcher that was thought dead and comes back records nothing.
 //   - What a handler with a transaction does in it happens once.
 //
+// # Handlers
+//
+// A [Handler] is an interface of one method. A [BatchHandler] gets pages, a [TxHandler] a transaction that also records the delivery, a
+// [BatchTxHandler] both; functions of each kind have an adapter. [Middleware] stands around the calls of all kinds:
+//
+//	logged := func(ctx context.Context, ds []outbox.Delivery, next func(context.Context) error) error {
+//		err := next(ctx)
+//		slog.InfoContext(ctx, "handled", "events", len(ds), "error", err)
+//		return err
+//	}
+//	d, err := outbox.NewDispatcher(sub, h, outbox.DispatcherConfig{Middleware: []outbox.Middleware{logged}})
+//
 // # Behind a pooler
 //
 // All statements are qualified by the schema and leave no session state, so the outbox works in every pool mode. Behind a pooler in

@@ -26,7 +26,7 @@ type Event struct {
 	// other, until the transaction ends; nobody else waits. Events without a key have no order.
 	Key string
 
-	// Payload is opaque. Nil and empty are the same.
+	// Payload is opaque. Nil and empty are the same. It must not be changed before the transaction has ended: it may be sent with COMMIT.
 	Payload []byte
 
 	// Headers travel beside the payload, for instance a trace context. Nil and empty are the same.
@@ -104,7 +104,7 @@ func storable(s string) bool {
 	return utf8.ValidString(s) && !strings.Contains(s, "\x00")
 }
 
-// laneHash is recorded in the database: a process with another one would tear keys apart.
+// laneHash is recorded in the database: a process with another one would put events of one key into two lanes.
 const laneHash = "fnv1a64"
 
 // laneOf returns the lane of a key. Never change it without a new name for laneHash.

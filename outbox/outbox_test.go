@@ -244,6 +244,31 @@ func TestLanesAreSpreadAndTakenOver(t *testing.T) {
 	eventually(t, "all lanes delivered by the last", func() bool { return rec.n.Load() == 200 })
 }
 
+// A dispatcher whose own lease ran out, too, while it claims others must not claim that: its handlers may be at work there.
+func TestAClaimLeavesTheOwnersLanesAlone(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{Lanes: 4})
+	db.proc.subscribe(t, "s", outbox.SubscriptionConfig{})
+	const change = `update outbox.lease set owner = (array['me', 'other', 'other', null])[lane + 1],
+		lease_until = now() + case lane when 2 then 1 else -1 end * interval '1 hour'`
+	if _, err := db.conn.Exec(t.Context(), change); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := db.conn.Query(t.Context(), db.proc.store.Statement("lease_claim"), "s", "me", time.Minute, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lanes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (lane int16, err error) {
+		return lane, row.Scan(&lane, nil)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.Sort(lanes); !slices.Equal(lanes, []int16{1, 3}) {
+		t.Errorf("claimed lanes %v, want the other's that ran out and the free one", lanes)
+	}
+}
+
 func TestAZombieRecordsNothing(t *testing.T) {
 	t.Parallel()
 	db := setup(t, outbox.Config{Lanes: 1})

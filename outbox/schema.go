@@ -46,7 +46,7 @@ type statements struct {
 	plans, tickLock, tick, page, complete            string
 	memberSeen, memberLeave                          string
 	leaseRenew, leaseShares, leaseClaim, leaseReturn string
-	leaseCalm, adopt                                 string
+	resetCrashes, adopt                              string
 	completeFailed, failedLoad, failedDue            string
 	publishAny, scheduledMove                        string
 	meta                                             string
@@ -59,7 +59,7 @@ func statementsFor(schema string) *statements {
 		plans: t("plans"), tickLock: t("tick_lock"), tick: t("tick"), page: t("page"), complete: t("complete"),
 		memberSeen: t("member_seen"), memberLeave: t("member_leave"),
 		leaseRenew: t("lease_renew"), leaseShares: t("lease_shares"), leaseClaim: t("lease_claim"), leaseReturn: t("lease_release"),
-		leaseCalm: t("lease_calm"), adopt: t("cursor_adopt"),
+		resetCrashes: t("lease_calm"), adopt: t("cursor_adopt"),
 		completeFailed: t("complete_failed"), failedLoad: t("failed_load"), failedDue: t("failed_due"),
 		publishAny: t("publish_any"), scheduledMove: t("scheduled_move"),
 		meta: t("meta"),
@@ -70,7 +70,7 @@ func statementsFor(schema string) *statements {
 var ErrNotMigrated = errors.New("schema is not migrated")
 
 // ConfigMismatchError reports a Config that contradicts what the first Migrate fixed. A process that published under another
-// number of lanes would tear keys apart, so it is refused.
+// number of lanes would put events of one key into two lanes, so it is refused.
 type ConfigMismatchError struct {
 	Setting  string // "lanes", "hash" or "version"
 	Database string // what the database says

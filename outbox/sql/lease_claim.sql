@@ -1,8 +1,8 @@
 -- Takes up to $4 free lanes. The token grows with every change of hands; a lease that ran out instead of being released
--- is a crash.
+-- is a crash. The owner's own that ran out stay as they are, to be renewed: work of theirs may be with its handlers.
 with free as (
   select l.lane from {schema}.lease l
-  where l.subscription = $1::text and (l.owner is null or l.lease_until <= clock_timestamp())
+  where l.subscription = $1::text and (l.owner is null or l.lease_until <= clock_timestamp() and l.owner <> $2::text)
   order by l.lane limit $4::integer
   for update skip locked
 )

@@ -20,8 +20,8 @@ func (s *Store) moveScheduled(ctx context.Context) (moved int64, err error) {
 	}
 }
 
-// chores is what a dispatcher does beside delivering: on a goroutine of its own, for it may wait for locks, and the leases must not.
-func (r *runner) chores(ctx context.Context) {
+// housekeeping is what a dispatcher does beside delivering: on a goroutine of its own, for it may wait for locks, and the leases must not.
+func (r *runner) housekeeping(ctx context.Context) {
 	timer := time.NewTimer(backoff.Spread(sweepInterval, 0.5))
 	defer timer.Stop()
 	for {
