@@ -13,9 +13,9 @@ const txNotifySQL = `select pg_catalog.pg_notify($1, $2) where pg_catalog.pg_not
 
 // NotifyTx announces payload on channel from a transaction whose commit this package cannot see. At most once in a
 // window it notifies inside tx, so PostgreSQL announces it with the commit; all others in the window are announced by a
-// statement outside, no earlier than a window after the call, which presumes that tx has committed by then. (Without a
-// window all notify inside tx, and the wait is 10ms.) When tx takes longer, readers find out at their next poll: whoever knows when tx commits calls [Sender.Notify] then, which is also
-// cheaper for the cluster.
+// statement outside, no earlier than a window after the call, which presumes that tx has committed by then. Without a
+// window every call notifies inside its tx, and the wait is 10ms. When tx takes longer, readers find out at their next
+// poll: whoever knows when tx commits calls [Sender.Notify] then, which is also cheaper for the cluster.
 //
 // Subscribers of this process are woken a window after the call. An error of the statement inside tx is returned, for it
 // has aborted tx. tx is used only during the call.
