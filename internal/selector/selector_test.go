@@ -48,37 +48,6 @@ func evidence26000(t *testing.T) fallback.Verdict {
 	return v
 }
 
-func TestSelectorElectsOneCallerAtTheStart(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s, _ := newSelector(selector.Config{})
-		if s.Strategy() != fallback.Undecided || !s.Decision().Pooled {
-			t.Fatalf("a new selector stands at %+v", s.Decision())
-		}
-		var elected atomic.Int32
-		var wg sync.WaitGroup
-		for range 64 {
-			wg.Go(func() {
-				if s.ShouldProbe() {
-					elected.Add(1)
-				}
-			})
-		}
-		wg.Wait()
-		if elected.Load() != 1 {
-			t.Fatalf("%d callers elected", elected.Load())
-		}
-		time.Sleep(14 * time.Second)
-		if s.ShouldProbe() {
-			t.Error("a second caller was elected while the first may still be probing")
-		}
-		time.Sleep(2 * time.Second)
-		if !s.ShouldProbe() {
-			t.Error("nobody is elected after the first did not come back")
-		}
-	})
-}
-
 func TestSelectorPolicies(t *testing.T) {
 	t.Parallel()
 	odyssey := fallback.Topology{Pooler: fallback.PoolerOdyssey, Mode: fallback.ModeSession, Tracks: true}
@@ -179,39 +148,6 @@ func TestSelectorIgnoresEvidenceOfThePast(t *testing.T) {
 	}
 }
 
-// A day behind a pooler that stays as it is, and one day learns to track.
-func TestSelectorProbesAgainAtGrowingIntervalsAndComesBack(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s, said := newSelector(selector.Config{})
-		begin := time.Now()
-		var at []time.Duration
-		top := raw
-		for time.Since(begin) < 24*time.Hour && s.Strategy() != fallback.Named {
-			if s.ShouldProbe() {
-				at = append(at, time.Since(begin))
-				if time.Since(begin) > 3*time.Hour {
-					top = tracking
-				}
-				s.Probed(t.Context(), top)
-			}
-			time.Sleep(time.Second)
-		}
-		want := []time.Duration{0, 30 * time.Second, 90 * time.Second, 210 * time.Second, 450 * time.Second, 930 * time.Second, 1530 * time.Second, 2130 * time.Second}
-		for i, w := range want {
-			if at[i] < w || at[i] > w+2*time.Second {
-				t.Fatalf("probed at %v, want about %v", at[:len(want)], want)
-			}
-		}
-		if s.Strategy() != fallback.Named || said.warnings() != 1 || said.infos() != 1 {
-			t.Fatalf("want one warning and one word of the way back, got\n%s", said.All())
-		}
-		if s.ShouldProbe() {
-			t.Error("still probing")
-		}
-	})
-}
-
 // A pooler that looks right to every probe and loses every statement: the selector goes up and down ever more rarely.
 func TestSelectorDoesNotFlap(t *testing.T) {
 	t.Parallel()
@@ -254,66 +190,6 @@ func TestSelectorDoesNotFlap(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		if !s.ShouldProbe() {
 			t.Error("the wait was not forgotten")
-		}
-	})
-}
-
-func TestSelectorOutOfTurnProbeThatFoundSomethingElseCounts(t *testing.T) {
-	t.Parallel()
-	s, _ := newSelector(selector.Config{})
-	s.Observe(t.Context(), s.Probed(t.Context(), session), evidence26000(t))
-	if d := s.Probed(t.Context(), session); d.Strategy != fallback.Unprepared {
-		t.Errorf("what has just failed came back as %v", d.Strategy)
-	}
-	if d := s.Probed(t.Context(), tracking); d.Strategy != fallback.Named {
-		t.Errorf("a pooler that tracks now is still %v", d.Strategy)
-	}
-}
-
-func TestSelectorNeverProbesAgainWhenToldSo(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s, said := newSelector(selector.Config{ReprobeAfter: -1})
-		if !s.ShouldProbe() {
-			t.Fatal("the first probe is due all the same")
-		}
-		s.Observe(t.Context(), s.Probed(t.Context(), session), evidence26000(t))
-		time.Sleep(240 * time.Hour)
-		if s.ShouldProbe() || s.Probed(t.Context(), session).Strategy != fallback.Unprepared || strings.Contains(said.All(), "next_probe") {
-			t.Errorf("log:\n%s", said.All())
-		}
-	})
-}
-
-func TestSelectorAfterAProbeThatFoundNothingOut(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s, said := newSelector(selector.Config{})
-		cancelled, cancel := context.WithCancel(t.Context())
-		cancel()
-		s.ShouldProbe()
-		s.ProbeFailed(cancelled, context.Canceled)
-		if said.warnings() != 0 {
-			t.Errorf("a caller that went away is nobody's fault:\n%s", said.All())
-		}
-		begin := time.Now()
-		var at []time.Duration
-		for time.Since(begin) < time.Minute {
-			if s.ShouldProbe() {
-				at = append(at, time.Since(begin))
-				s.ProbeFailed(t.Context(), errors.New("no route to host"))
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
-		if len(at) != 5 || at[0] != time.Second || s.Strategy() != fallback.Undecided { // 1 3 7 15 31
-			t.Errorf("tried again at %v", at)
-		}
-		if said.warnings() != 1 || !strings.Contains(said.All(), "no route") {
-			t.Errorf("want one warning, got\n%s", said.All())
-		}
-		s.Probed(t.Context(), direct)
-		if s.Strategy() != fallback.Named || s.Decision().Pooled {
-			t.Errorf("stands at %+v", s.Decision())
 		}
 	})
 }
@@ -378,84 +254,6 @@ func TestSelectorOnAndOffDoNotMove(t *testing.T) {
 			t.Errorf("%v moved to %v\n%s", policy, s.Strategy(), said.All())
 		}
 		s.ProbeFailed(t.Context(), errors.New("x"))
-	}
-}
-
-func TestSelectorSharedFallsFurtherOnlyOnItsOwnEvidence(t *testing.T) {
-	t.Parallel()
-	s, said := newSelector(selector.Config{Policy: selector.Shared})
-	s.Observe(t.Context(), s.Probed(t.Context(), session), evidence26000(t))
-	if s.Strategy() != fallback.Shared || said.warnings() != 1 {
-		t.Fatalf("at %v\n%s", s.Strategy(), said.All())
-	}
-	shared := named(raw)
-	shared.Strategy = fallback.Shared
-	exists := fallback.Classify(server("42P05", `prepared statement "`+ours+`" already exists`, "StorePreparedStatement"), shared)
-	if !s.Observe(t.Context(), s.Decision(), exists) || s.Strategy() != fallback.Unprepared {
-		t.Fatalf("at %v", s.Strategy())
-	}
-	s, _ = newSelector(selector.Config{Policy: selector.Shared})
-	ran := s.Probed(t.Context(), tracking)
-	s.Observe(t.Context(), ran, fallback.Classify(bouncer("prepared statement did not exist"), named(tracking)))
-	if s.Strategy() != fallback.Unprepared {
-		t.Errorf("shared names behind a tracking pooler are fatal, and yet %v", s.Strategy())
-	}
-}
-
-func TestCountToleratesWarmingUpAndNotAPoolerThatForgets(t *testing.T) {
-	t.Parallel()
-	// A new pool: 20 servers and 200 statements, drawn evenly.
-	s, _ := newSelector(selector.Config{Policy: selector.Shared})
-	d := s.Probed(t.Context(), raw)
-	known := map[int]bool{}
-	random := uint32(1)
-	for range 20000 {
-		random = random*1664525 + 1013904223
-		key := int(random>>8) % 4000
-		missed := !known[key]
-		known[key] = true
-		if s.CountShared(t.Context(), d, missed) {
-			t.Fatalf("gave up while %d of 4000 names were known", len(known))
-		}
-	}
-	// Then somebody resets the servers all the time.
-	n := 0
-	for ; n < 3000 && !s.CountShared(t.Context(), d, n%5 == 0); n++ {
-	}
-	if s.Strategy() != fallback.Unprepared || n > 3000 {
-		t.Fatalf("at %v after %d", s.Strategy(), n)
-	}
-	if !s.ShouldProbe() && s.CountShared(t.Context(), s.Decision(), true) {
-		t.Error("an unprepared decision counts")
-	}
-	// A tenth of misses is tolerated for ever.
-	s, _ = newSelector(selector.Config{Policy: selector.Shared})
-	d = s.Probed(t.Context(), raw)
-	for i := range 10000 {
-		if s.CountShared(t.Context(), d, i%10 == 0) {
-			t.Fatal("gave up at exactly a tenth")
-		}
-	}
-}
-
-func TestCountFromManyGoroutinesGivesUpOnce(t *testing.T) {
-	t.Parallel()
-	s, said := newSelector(selector.Config{Policy: selector.Shared})
-	d := s.Probed(t.Context(), raw)
-	var gaveUp atomic.Int32
-	var wg sync.WaitGroup
-	for range 64 {
-		wg.Go(func() {
-			for range 200 {
-				if s.CountShared(context.Background(), d, true) {
-					gaveUp.Add(1)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if gaveUp.Load() != 1 || said.warnings() != 1 {
-		t.Fatalf("gave up %d times\n%s", gaveUp.Load(), said.All())
 	}
 }
 
