@@ -202,8 +202,9 @@ func (s *loadRun) end(t *testing.T) {
 			}
 		}
 		n := c.ex.Stats()
-		t.Logf("%v, %v: %d operations, %d reconnects; named %d, unprepared %d, shared %d, passed %d; %d parses, %d misses, %d run again, %d lost in explicit transactions; changes %s",
-			s.Place, policy, c.ops.Load(), s.reconnects.Load(), n.Named, n.Unprepared, n.Shared, n.Passed, n.Parses, n.Misses, n.Retries, c.lost.Load(), c.route())
+		route, detours := c.route()
+		t.Logf("%v, %v: %d operations, %d reconnects; named %d, unprepared %d, shared %d, passed %d; %d parses, %d misses, %d run again, %d lost in explicit transactions; changes %s, %d detours",
+			s.Place, policy, c.ops.Load(), s.reconnects.Load(), n.Named, n.Unprepared, n.Shared, n.Passed, n.Parses, n.Misses, n.Retries, c.lost.Load(), route, detours)
 		if c.failed > 0 {
 			t.Errorf("%v: %d errors reached callers, for instance:\n%s", policy, c.failed, strings.Join(c.failures, "\n"))
 		}
@@ -211,23 +212,24 @@ func (s *loadRun) end(t *testing.T) {
 	}
 }
 
-// route is the executor's changes of strategy, in the order of its decisions.
+// route is the executor's changes of strategy, in the order of its decisions, and detours how many are left out of it.
 //
 // A probe claims only what it sees: where each of its two connections happened to be answered by one server for all rounds, or too late, as
-// on a busy machine, it says session pooling, and the next statement that is lost corrects it. Such a detour, back to where it began, is no
-// part of the route.
-func (e *loadedExecutor) route() string {
+// on a busy machine, it says session pooling, and the next statement that is lost corrects it. Such a detour, back to where it began or
+// not yet ended, is no part of the route.
+func (e *loadedExecutor) route() (route string, detours int) {
 	changes := e.ordered()
-	route := "undecided"
+	route = "undecided"
 	for i := 0; i < len(changes); i++ {
 		if i > 0 && changes[i].To == fallback.Named && changes[i].Topology.Mode == fallback.ModeSession &&
 			(i+1 == len(changes) || changes[i+1].To == changes[i].From) {
+			detours++
 			i++
 			continue
 		}
 		route += " > " + changes[i].To.String()
 	}
-	return route
+	return route, detours
 }
 
 // ordered returns the changes in the order of the decisions; callbacks may come in another one.
@@ -274,7 +276,7 @@ func (e *loadedExecutor) checkLog(t *testing.T) {
 // tookRoute fails the test unless the executor went through exactly this.
 func (e *loadedExecutor) tookRoute(t *testing.T, route string) {
 	t.Helper()
-	if got := e.route(); got != route {
+	if got, _ := e.route(); got != route {
 		t.Errorf("%v: want %s, got %s", e.policy, route, got)
 	}
 }
