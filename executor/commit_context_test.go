@@ -14,7 +14,7 @@ import (
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
-// A context that is done before Commit: nothing is committed, no riddle, and the connection is clean.
+// A context that is done before Commit: nothing is committed, the error says so, and the connection is clean.
 func TestCommitWithADoneContext(t *testing.T) {
 	t.Parallel()
 	for _, sc := range scenes {

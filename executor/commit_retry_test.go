@@ -126,7 +126,7 @@ func TestStatementLostLaterInATransaction(t *testing.T) {
 	}
 }
 
-// A pooler that had no server to give ran nothing: no riddle, and no second try at once.
+// A pooler that had no server to give ran nothing: the outcome is known, and there is no second try at once.
 func TestCommitWhenThePoolerIsBusy(t *testing.T) {
 	t.Parallel()
 	for _, sc := range scenes {

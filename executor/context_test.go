@@ -303,8 +303,8 @@ func TestAskedSeesALeftPrefix(t *testing.T) {
 	}
 }
 
-// A ROLLBACK that the caller's context does not bound is bounded all the same: by a deaf server nobody is kept.
-func TestRollbackDoesNotWaitForADeafServer(t *testing.T) {
+// A ROLLBACK that the caller's context does not bound is bounded all the same: nobody waits for a server that does not answer.
+func TestRollbackDoesNotWaitForAServerThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	for name, queue := range map[string]bool{"the closure fails": false, "a queued statement fails": true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
-// disguise is an error of the caller's own that looks like one of ours.
-type disguise struct{ code, message string }
+// lookalike is an error of the caller's own that looks like one of ours.
+type lookalike struct{ code, message string }
 
 // ourOwnName is the name of the statement that raises in the tests below.
 var ourOwnName = prepare.Name(raiseSQL, []uint32{25, 25}, "")
@@ -29,7 +29,7 @@ const (
 	callSQL  = "call booming($1, $2)"
 )
 
-var disguises = []disguise{
+var lookalikes = []lookalike{
 	{"26000", `prepared statement "` + ourOwnName + `" does not exist`},
 	{"26000", `prepared statement "PGBOUNCER_1" does not exist`},
 	{"26000", "unnamed prepared statement does not exist"},
@@ -67,29 +67,29 @@ create table runs (n int);
 var raisers = []struct {
 	name string
 	tx   bool // a transaction, whose closure must not run twice
-	do   func(ctx context.Context, ex *executor.Executor, d disguise) error
+	do   func(ctx context.Context, ex *executor.Executor, d lookalike) error
 }{
-	{"QueryRow", false, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"QueryRow", false, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		var n int
 		return ex.QueryRow(ctx, raiseSQL, prepare.Stable, d.code, d.message).Scan(&n)
 	}},
-	{"QueryRow, unmarked", false, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"QueryRow, unmarked", false, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		var n int
 		return ex.QueryRow(ctx, `select "boom$1"($1, $2)`, d.code, d.message).Scan(&n)
 	}},
-	{"Exec of a procedure", false, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"Exec of a procedure", false, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		_, err := ex.Exec(ctx, callSQL, prepare.Stable, d.code, d.message)
 		return err
 	}},
-	{"Exec of a trigger", false, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"Exec of a trigger", false, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		_, err := ex.Exec(ctx, "insert into at_once values ($1, $2)", prepare.Stable, d.code, d.message)
 		return err
 	}},
-	{"Exec of a deferred trigger", false, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"Exec of a deferred trigger", false, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		_, err := ex.Exec(ctx, "insert into later values ($1, $2)", prepare.Stable, d.code, d.message)
 		return err
 	}},
-	{"after a row", false, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"after a row", false, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		rows, err := ex.Query(ctx, "select case n when 1 then 1 else boom($1, $2) end from (values (1), (2)) v (n)", prepare.Stable, d.code, d.message)
 		if err != nil {
 			return fmt.Errorf("%w: before the first row: %w", errWrong, err)
@@ -97,19 +97,19 @@ var raisers = []struct {
 		_, err = pgx.CollectRows(rows, pgx.RowTo[int])
 		return err
 	}},
-	{"SendBatch", false, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"SendBatch", false, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		var b pgx.Batch
 		b.Queue("insert into runs values ($1)", prepare.Stable, 1)
 		b.Queue(raiseSQL, prepare.Stable, d.code, d.message)
 		return ex.SendBatch(ctx, &b).Close()
 	}},
-	{"first of a transaction", true, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"first of a transaction", true, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		return ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
 			var n int
 			return tx.QueryRow(ctx, raiseSQL, prepare.Stable, d.code, d.message).Scan(&n)
 		})
 	}},
-	{"later in a transaction", true, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"later in a transaction", true, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		return ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
 			if _, err := tx.Exec(ctx, "insert into runs values ($1)", prepare.Stable, 1); err != nil {
 				return fmt.Errorf("%w: %w", errWrong, err)
@@ -118,21 +118,21 @@ var raisers = []struct {
 			return err
 		})
 	}},
-	{"queued", true, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"queued", true, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		return ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
 			tx.Queue("insert into at_once values ($1, $2)", prepare.Stable, d.code, d.message)
 			_, err := tx.Exec(ctx, "insert into runs values ($1)", prepare.Stable, 1)
 			return err
 		})
 	}},
-	{"queued, and nothing else", true, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"queued, and nothing else", true, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		return ex.InTx(ctx, pgx.TxOptions{}, func(_ context.Context, tx executor.Tx) error {
 			tx.Queue("insert into runs values ($1)", prepare.Stable, 1)
 			tx.Queue("insert into at_once values ($1, $2)", prepare.Stable, d.code, d.message)
 			return nil
 		})
 	}},
-	{"deferred to COMMIT", true, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"deferred to COMMIT", true, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		return ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
 			_, err := tx.Exec(ctx, "insert into later values ($1, $2)", prepare.Stable, d.code, d.message)
 			if err != nil {
@@ -141,20 +141,20 @@ var raisers = []struct {
 			return nil
 		})
 	}},
-	{"deferred, queued, and nothing else", true, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"deferred, queued, and nothing else", true, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		return ex.InTx(ctx, pgx.TxOptions{}, func(_ context.Context, tx executor.Tx) error {
 			tx.Queue("insert into later values ($1, $2)", prepare.Stable, d.code, d.message)
 			return nil
 		})
 	}},
-	{"in a batch of a transaction", true, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"in a batch of a transaction", true, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		return ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
 			var b pgx.Batch
 			b.Queue(raiseSQL, prepare.Stable, d.code, d.message)
 			return tx.SendBatch(ctx, &b).Close()
 		})
 	}},
-	{"in a nested transaction", true, func(ctx context.Context, ex *executor.Executor, d disguise) error {
+	{"in a nested transaction", true, func(ctx context.Context, ex *executor.Executor, d lookalike) error {
 		return ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
 			sp, err := tx.Begin(ctx)
 			if err != nil {
@@ -174,8 +174,8 @@ var raisers = []struct {
 	}},
 }
 
-// untouched checks that err is the server's own and that the executor made nothing of it.
-func untouched(err error, d disguise) error {
+// unchanged checks that err is the server's own and that the executor made nothing of it.
+func unchanged(err error, d lookalike) error {
 	var pgErr *pgconn.PgError
 	var lost *executor.PreparedStatementError
 	switch {
@@ -212,11 +212,11 @@ func TestForeignErrorsPassThrough(t *testing.T) {
 				before, warnings := ex.Stats(), len(logs.At(slog.LevelWarn))
 				misses := int64(0)
 				for _, raiser := range raisers {
-					for _, d := range disguises {
+					for _, d := range lookalikes {
 						what := fmt.Sprintf("%v, %s, %s %q", policy, raiser.name, d.code, d.message)
 						count := one(t, admin, "select nextval('raised')")
 						err := raiser.do(t.Context(), ex, d)
-						if err := untouched(err, d); err != nil {
+						if err := unchanged(err, d); err != nil {
 							t.Errorf("%s: %v", what, err)
 						}
 						if got, want := one(t, admin, "select nextval('raised')"), plus(t, count, 2); got != want {

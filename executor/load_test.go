@@ -11,7 +11,7 @@ import (
 	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
-// Raw poolers: neighbours say DEALLOCATE ALL and DISCARD ALL, and the administrator replaces all servers, again and again.
+// Raw poolers: other clients say DEALLOCATE ALL and DISCARD ALL, and the administrator replaces all servers, again and again.
 func TestLoadRaw(t *testing.T) {
 	for _, p := range place.Suites(place.TransactionRaw) {
 		t.Run(p.String(), func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestLoadRaw(t *testing.T) {
 	}
 }
 
-// Tracking poolers that keep five statements a server, with 55 in use, and the same neighbours.
+// Tracking poolers that keep five statements a server, with 55 in use, and the same other clients.
 func TestLoadEviction(t *testing.T) {
 	for _, p := range []place.Place{place.New(place.TransactionTracked, "1.24", "17"), place.New(place.TransactionTracked, "1.26", "18")} {
 		t.Run(p.String(), func(t *testing.T) {
@@ -115,7 +115,7 @@ func TestLoadSwitch(t *testing.T) {
 			})
 			s.end(t)
 			s.executors[executor.Auto].tookRoute(t, "undecided > unprepared > named > unprepared")
-			// Where the neighbour makes too many names missing, shared may give up in between, and try again.
+			// Where the other client makes too many names missing, shared may give up in between, and try again.
 			if route, _ := s.executors[executor.Shared].route(); !strings.HasPrefix(route, "undecided > shared > unprepared > ") ||
 				strings.Count(route, "named") != 1 || !strings.Contains(route, " > named > unprepared") {
 				t.Errorf("shared: %s", route)

@@ -285,7 +285,7 @@ func (e *loadedExecutor) tookRoute(t *testing.T, route string) {
 func (s *loadRun) bareFails(t *testing.T) {
 	t.Helper()
 	pool := newPool(t, s.URL, maxConns(8))
-	// No context ends here: PgBouncer up to 1.17 can let a CancelRequest hit a stranger's statement.
+	// No context ends here: PgBouncer up to 1.17 can let a CancelRequest hit another client's statement.
 	var over atomic.Bool
 	end := time.AfterFunc(await.Deadline, func() { over.Store(true) })
 	defer end.Stop()

@@ -167,7 +167,7 @@ func TestInTxRunsAgainOnlyForALossThatStands(t *testing.T) {
 	}
 }
 
-func TestCopyIsTrueAfterAMigration(t *testing.T) {
+func TestCopyIsRightAfterAMigration(t *testing.T) {
 	t.Parallel()
 	_, ex, c := numbers(t, 1, executor.Config{})
 	for _, typ := range []string{"int8", "float8", "int4", "float4"} {

@@ -113,7 +113,7 @@ func TestClassifyRealPgBouncerTracking(t *testing.T) {
 			_, err := c.Prepare(t.Context(), ours, "select $1::int8", nil)
 			c.expect(t, "Parse of a known name", err, learnt(tracking, 1, int8OID), poolerLost)
 
-			// A neighbour's DEALLOCATE on the server under PgBouncer's own name.
+			// Another client's DEALLOCATE on the server under PgBouncer's own name.
 			c = newClient(t, r.URL)
 			c.prepare(t, ours, "select $1::int8 + 1")
 			name := one(t, connect(t, r.URL), "select name from pg_prepared_statements where statement = 'select $1::int8 + 1'")

@@ -36,7 +36,7 @@ func dialClient(t *testing.T, url string, change func(*pgconn.Config)) (*client,
 		return onPgError(conn, e)
 	}
 	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
-		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 5 * time.Second}
+		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: await.Deadline}
 	}
 	if change != nil {
 		change(config)
@@ -237,9 +237,9 @@ func TestClassifyRealPostgreSQL(t *testing.T) {
 			c.expect(t, "own cancel", err, with(learnt(direct, 1), func(c *fallback.Context) { c.CtxErr = ctx.Err() }),
 				verdict{fallback.ReasonCancelled, fallback.Maybe, fallback.Alive, fallback.Return, no})
 			cancel()
-			exec(t, c.PgConn, "set statement_timeout = '20ms'")
-			c.expect(t, "statement timeout", c.run("select pg_sleep(60)"), learnt(direct, 1), own)
-			exec(t, c.PgConn, "reset statement_timeout")
+			limited := newClient(t, db.URL) // on which nothing else has to be quick
+			exec(t, limited.PgConn, "set statement_timeout = '20ms'")
+			limited.expect(t, "statement timeout", limited.run("select pg_sleep(60)"), learnt(direct, 1), own)
 			if version != "13" { // idle_session_timeout came with 14
 				exec(t, c.PgConn, "set idle_session_timeout = '20ms'")
 				gone(t, db.URL, c.PID())

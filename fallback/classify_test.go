@@ -140,7 +140,7 @@ func TestClassify(t *testing.T) {
 		{"40001 in a transaction", server("40001", "could not serialize access", "x"), with(named(raw), phase(fallback.PhaseInside)), change(own, executed(fallback.No))},
 		{"40001 at COMMIT", server("40001", "could not serialize access", "x"), with(named(raw), phase(fallback.PhaseCommit)), change(own, executed(fallback.No))},
 		{"23503 deferred to COMMIT", server("23503", "violates foreign key constraint", "ri_ReportViolation"), with(named(raw), phase(fallback.PhaseCommit)), change(own, executed(fallback.No))},
-		{"57014 of a statement timeout, or of a stranger's cancel", server("57014", "canceling statement due to user request", "ProcessInterrupts"), named(raw), own},
+		{"57014 of a statement timeout, or of another client's cancel", server("57014", "canceling statement due to user request", "ProcessInterrupts"), named(raw), own},
 		{
 			"57014 of our own cancel", server("57014", "canceling statement due to user request", "ProcessInterrupts"),
 			with(named(raw), func(c *fallback.Context) { c.CtxErr = context.Canceled }),

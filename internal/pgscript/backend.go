@@ -293,7 +293,7 @@ func (b *Backend) Define(sql string, st Statement) {
 	b.statements[sql] = st
 }
 
-// ForgetNames makes every server connection forget its prepared statements, as DEALLOCATE ALL of a stranger does.
+// ForgetNames makes every server connection forget its prepared statements, as DEALLOCATE ALL of another client does.
 func (b *Backend) ForgetNames() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

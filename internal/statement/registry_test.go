@@ -134,7 +134,7 @@ func TestForgottenNamesAreParsedAgain(t *testing.T) {
 		w.named(d)
 	}
 	w.c.Forget(ds[0].Name())
-	w.c.Forget("a stranger")
+	w.c.Forget("another name")
 	first := func(d *statement.Description) []string {
 		return messages("Close "+d.Name(), "Parse "+d.Name(), "Bind "+d.Name(), "Describe portal", "Execute", "Sync")
 	}

@@ -17,10 +17,10 @@ import (
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
-// truthQuery is what a client keeps running while its table is changed under it.
-const truthQuery = "select * from t where id = $1"
+// migratedQuery is what a client keeps running while its table is changed under it.
+const migratedQuery = "select * from t where id = $1"
 
-// changes are the migrations that make a prepared query lie, and what is true after them, as name=value in the order of the columns.
+// changes are the migrations that make the rows of a prepared query wrong, and what is right after them, as name=value in the order of the columns.
 var changes = []struct {
 	name, ddl, want string
 }{
@@ -38,7 +38,7 @@ type querier interface {
 
 // read returns the row as name=value of the columns, the types told apart by their Go types where it matters.
 func read(ctx context.Context, q querier, args ...any) (string, error) {
-	rows, err := q.Query(ctx, truthQuery, args...)
+	rows, err := q.Query(ctx, migratedQuery, args...)
 	if err != nil {
 		return "", err
 	}
@@ -88,7 +88,7 @@ func migrate(t *testing.T, admin *pgx.Conn, ddl string, b *pgbouncer.Bouncer, ur
 	t.Cleanup(release)
 }
 
-func truthPlaces() []place.Place {
+func migrationPlaces() []place.Place {
 	return []place.Place{
 		place.New(place.Direct, "", "15"),
 		place.New(place.Session, "1.18", "15"),
@@ -113,9 +113,9 @@ func newDatabase(t *testing.T, r *place.Running) (direct, url string) {
 	return db.URL, r.Bouncer.URL(db.Name)
 }
 
-func TestRowsAreTrueAfterAMigration(t *testing.T) {
+func TestRowsAreRightAfterAMigration(t *testing.T) {
 	t.Parallel()
-	for _, p := range truthPlaces() {
+	for _, p := range migrationPlaces() {
 		r := p.Start(t, fewServers)
 		for _, set := range []executor.PreparedStatements{executor.Auto, executor.On, executor.Off, executor.Shared} {
 			if set == executor.On && p.Mode == place.TransactionRaw {
@@ -157,7 +157,7 @@ func TestRowsAreTrueAfterAMigration(t *testing.T) {
 }
 
 // The sixth case: learnt on one connection and parsed by another after the migration.
-func TestRowsAreTrueWhenADescriptionIsSharedBetweenConnections(t *testing.T) {
+func TestRowsAreRightWhenADescriptionIsSharedBetweenConnections(t *testing.T) {
 	t.Parallel()
 	s := postgres.Start(t, postgres.Options{})
 	for _, change := range changes {
@@ -192,8 +192,8 @@ func TestRowsAreTrueWhenADescriptionIsSharedBetweenConnections(t *testing.T) {
 	}
 }
 
-// What bare pgx says in the same situation: if this ever passes without a lie, the tests above show nothing.
-func TestBarePgxLiesAfterAMigration(t *testing.T) {
+// What bare pgx says in the same situation: if no row is wrong here, the tests above show nothing.
+func TestBarePgxReturnsWrongRowsAfterAMigration(t *testing.T) {
 	t.Parallel()
 	r := place.New(place.TransactionTracked, "1.24", "17").Start(t, fewServers)
 	wrong := 0
@@ -206,7 +206,7 @@ func TestBarePgxLiesAfterAMigration(t *testing.T) {
 		}
 		migrate(t, admin, change.ddl, r.Bouncer, url)
 		got, err := read(t.Context(), pool, 1)
-		t.Logf("%s: %q, %v; true is %q", change.name, got, err, change.want)
+		t.Logf("%s: %q, %v; right is %q", change.name, got, err, change.want)
 		if err == nil && got != change.want {
 			wrong++
 		}
@@ -216,9 +216,9 @@ func TestBarePgxLiesAfterAMigration(t *testing.T) {
 	}
 }
 
-func TestArgumentsAreTrueAfterAMigration(t *testing.T) {
+func TestArgumentsAreRightAfterAMigration(t *testing.T) {
 	t.Parallel()
-	for _, p := range truthPlaces() {
+	for _, p := range migrationPlaces() {
 		r := p.Start(t, fewServers)
 		for _, set := range []executor.PreparedStatements{executor.Auto, executor.Off, executor.Shared} {
 			t.Run(fmt.Sprintf("%v/%v", p, set), func(t *testing.T) {
@@ -277,7 +277,7 @@ func checkColumn(t *testing.T, conn *pgx.Conn, want string) {
 // transaction is right.
 func TestATransactionAfterAMigrationFailsAtMostOnce(t *testing.T) {
 	t.Parallel()
-	for _, p := range truthPlaces() {
+	for _, p := range migrationPlaces() {
 		if p.Mode == place.StatementTracked {
 			continue
 		}
@@ -321,7 +321,7 @@ func TestATransactionAfterAMigrationFailsAtMostOnce(t *testing.T) {
 }
 
 // FETCH is a text whose rows depend on the cursor it finds, and PostgreSQL never calls its plan stale.
-func TestFetchIsTrueForEveryCursor(t *testing.T) {
+func TestFetchIsRightForEveryCursor(t *testing.T) {
 	t.Parallel()
 	for _, p := range place.OneOfEachKind() {
 		r := p.Start(t, fewServers)
