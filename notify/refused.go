@@ -81,7 +81,8 @@ func (s *Sender) refusedLocked(b batch, code string, err error) {
 		s.refused.known = true
 		// Not the error: it quotes the character.
 		s.cfg.Logger.LogAttrs(context.Background(), slog.LevelWarn,
-			"bounceproof: notify: the server refused a notification, which goes without its payload, or not at all", slog.String("sqlstate", code))
+			"bounceproof: notify: the server refused a notification, which goes without its payload, or not at all",
+			slog.String("sqlstate", code))
 	}
 	s.refused.refusals++
 	rest := b.notes

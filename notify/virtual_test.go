@@ -105,7 +105,7 @@ func TestBusyPoolDoesNotCostAConnectionThatWorks(t *testing.T) {
 	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *scripted, l *listening) {
 		l.must(t, notify.Proven)
 		pg.with(func() { pg.silent, pg.down = true, true }) // its connection stays open
-		time.Sleep(time.Hour) // hundreds of heartbeats: the end of a note and the wake-up by it are not one moment
+		time.Sleep(time.Hour)                               // hundreds of heartbeats: the end of a note and the wake-up by it are not one moment
 		l.must(t, notify.Proven)
 		pg.Notify("news", "still heard")
 		synctest.Wait()
