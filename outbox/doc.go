@@ -19,7 +19,8 @@
 //
 //   - A committed event is delivered at least once to every subscription; an aborted one never.
 //   - Events of one key are delivered in the order in which their transactions committed.
-//   - A dispatcher that dies leaves its lanes to the others after its lease; at most one page per lane is delivered again.
+//   - A dispatcher that dies leaves its lanes to the others after its lease; at most one page per lane is delivered again, and what was
+//     retried beside it.
 //   - A dispatcher that was thought dead and comes back records nothing.
 //   - What a handler with a transaction does in it happens once.
 //

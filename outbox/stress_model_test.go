@@ -134,10 +134,10 @@ func (m *model) check(t *testing.T, db *database, pageSize int) {
 		}
 	}
 	for lane, n := range twice {
-		// On a busy machine leases run out without a crash too; then as many lanes are taken over.
-		crashes := max(m.crashes.Load(), db.count(t, "select count(*) from takeover where lane = $1", lane))
-		if n > int(crashes)*pageSize {
-			t.Errorf("lane %d: %d deliveries too many, at most a page of %d after each of %d crashes", lane, n, pageSize, crashes)
+		// Whether its owner crashed or was only late, as on a busy machine, makes no difference. With a page there may be as many retries.
+		takeovers := db.count(t, "select count(*) from takeover where lane = $1", lane)
+		if n > int(takeovers)*2*pageSize {
+			t.Errorf("lane %d: %d deliveries too many, at most a page of %d and its retries after each of %d takeovers", lane, n, pageSize, takeovers)
 		}
 	}
 	for key, seqs := range m.order {
