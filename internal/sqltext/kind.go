@@ -114,14 +114,27 @@ func Of(sql string) Kind {
 	return kind
 }
 
-// OfScript returns what a text is that may hold several statements, as one of the simple protocol may: the flags of all of them.
+// OfScript returns what a text is that may hold several statements, as one of the simple protocol may: the flags of all of them. What a backslash
+// in a plain string means is a setting of the server's (standard_conforming_strings), so a text that has one is read both ways.
 func OfScript(sql string) Kind {
-	kind := Of(sql)
+	kind, backslash := ofScript(sql, false)
+	if backslash {
+		escaped, _ := ofScript(sql, true)
+		kind |= escaped
+	}
+	return kind
+}
+
+// ofScript is OfScript for one meaning of a backslash in a plain string: whether it quotes what follows. It reports whether there was one.
+func ofScript(sql string, escapes bool) (kind Kind, backslash bool) {
+	kind = Of(sql)
 	for rest := sql; ; {
-		var ok bool
-		if rest, ok = nextStatement(rest); !ok {
-			return kind
+		next, ok, found := nextStatement(rest, escapes)
+		backslash = backslash || found
+		if !ok {
+			return kind, backslash
 		}
-		kind |= Of(rest)
+		kind |= Of(next)
+		rest = next
 	}
 }

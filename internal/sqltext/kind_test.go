@@ -124,6 +124,15 @@ func TestOfScript(t *testing.T) {
 		`select '\'; commit`:                                   true, // with standard_conforming_strings
 		`select '\'; commit'`:                                  true, // without: one too many is safe
 		"do $$ begin commit; end $$":                           false,
+		`select '\'; commit; --'`:                              true,
+		`insert into t values ('a;b\c'); commit`:               true,
+		`insert into t values ('a;\'); commit`:                 true, // with standard_conforming_strings
+		`insert into t values ('a;\''); commit; --')`:          true, // without
+		`insert into t values ('it''s; \'); commit`:            true,
+		`select 'a\b' /* x; y */; /* ; z */ commit`:            true,
+		`select U&'a;\0041'; commit`:                           true,
+		"select e'a'\n'b\\'; x'; commit":                       true, // a string that goes on in the next line keeps its kind
+		"select a$$b$; commit":                                 true, // an identifier
 		"-- ; commit":                                          false,
 		"/* ; commit */ select 1":                              false,
 		"select 1;; ;savepoint a":                              true,

@@ -49,44 +49,46 @@ func skip(sql string) string {
 }
 
 // nextStatement returns what follows the first semicolon that ends a statement; false if there is none. It knows strings, quoted identifiers,
-// dollar quotes and comments. A backslash in a plain string may quote what follows or not (standard_conforming_strings): then every semicolon
-// is taken for an end, which finds a statement too many and none too few. The END in the body of a BEGIN ATOMIC function counts as a statement too.
-func nextStatement(sql string) (rest string, ok bool) {
+// dollar quotes and comments. escapes says that a backslash in a plain string quotes what follows, and backslash whether there was one. The END in
+// the body of a BEGIN ATOMIC function counts as a statement too.
+func nextStatement(sql string, escapes bool) (rest string, ok, backslash bool) {
 	for i := 0; i < len(sql); {
 		switch c := sql[i]; {
 		case c == ';':
-			return sql[i+1:], true
+			return sql[i+1:], true, backslash
 		case c == '\'':
-			end, backslash := pastQuote(sql, i, '\'', i > 0 && sql[i-1]|0x20 == 'e' && !isWord(sql, i-2))
-			if backslash {
-				_, rest, ok := strings.Cut(sql[i:], ";")
-				return rest, ok
-			}
-			i = end
+			var found bool
+			i, found = pastQuote(sql, i, escapes || i > 0 && sql[i-1]|0x20 == 'e' && !isWord(sql, i-2))
+			backslash = backslash || found
 		case c == '"':
-			i, _ = pastQuote(sql, i, '"', false)
+			i, _ = pastQuote(sql, i, false)
 		case c == '-' && strings.HasPrefix(sql[i:], "--"):
 			i = len(sql) - len(pastLine(sql[i:]))
 		case c == '/' && strings.HasPrefix(sql[i:], "/*"):
 			i = len(sql) - len(pastComment(sql[i:]))
-		case c == '$' && !isWord(sql, i-1):
+		case c == '$':
 			i = pastDollar(sql, i)
+		case isWord(sql, i):
+			for isWord(sql, i) || i < len(sql) && sql[i] == '$' { // which an identifier may hold, but not begin with
+				i++
+			}
 		default:
 			i++
 		}
 	}
-	return "", false
+	return "", false, backslash
 }
 
-// pastQuote returns where what is quoted at i ends. escapes says that a backslash takes the next character's meaning; where it does not, backslash
-// reports that there was one in a string.
-func pastQuote(sql string, i int, quote byte, escapes bool) (end int, backslash bool) {
+// pastQuote returns where what is quoted at i ends. escapes says that a backslash quotes what follows, and backslash whether there was one.
+func pastQuote(sql string, i int, escapes bool) (end int, backslash bool) {
+	quote := sql[i]
 	for i++; i < len(sql); i++ {
 		switch {
-		case sql[i] == '\\' && escapes:
-			i++
-		case sql[i] == '\\' && quote == '\'':
+		case sql[i] == '\\':
 			backslash = true
+			if escapes {
+				i++
+			}
 		case sql[i] == quote && i+1 < len(sql) && sql[i+1] == quote:
 			i++ // doubled
 		case sql[i] == quote:
