@@ -8,6 +8,7 @@ import (
 
 	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/internal/selector"
+	"github.com/bounceproof/bounceproof/internal/sqltext"
 	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
@@ -93,6 +94,16 @@ func (ex *Executor) execution(c *statement.Conn, q *call, a *attempt) statement.
 	return statement.Execution{
 		Description: a.d, Strategy: a.strategy, Parse: a.parse, Direct: !a.decision.Pooled && c.Direct, Args: q.args, Formats: q.formats,
 	}
+}
+
+// behind makes the attempt go without a name if a statement in front of it, in the same group, throws statements away: by the time a pooler that
+// tracks them sees that, it has taken a Parse behind it for one that the server has already, and left it out (PgBouncer 1.24). It reports
+// whether what stands behind this one has to go without a name.
+func (a *attempt) behind(forgotten bool) bool {
+	if forgotten {
+		a.strategy, a.parse = fallback.Unprepared, false
+	}
+	return forgotten || a.st.Kind()&sqltext.ForgetsStatements != 0
 }
 
 // backendText asks which server connection a statement runs on. It is one cheap row; asking pg_prepared_statements costs 50 to 440 µs.

@@ -224,6 +224,7 @@ func (br *batchResults) send() (*attempt, error) {
 			g.AddText(text)
 		}
 	}
+	forgotten := false
 	for i := range br.items {
 		it := &br.items[i]
 		if it.text {
@@ -235,6 +236,7 @@ func (br *batchResults) send() (*attempt, error) {
 			return &it.a, err
 		}
 		it.a.stage = stageEncode
+		forgotten = it.a.behind(forgotten)
 		e := br.ex.execution(c, &it.q, &it.a)
 		e.Parse = it.a.strategy == fallback.Shared || br.reparse(i, &it.a) // in a group nothing is bound on trust
 		if err := g.Add(e); err != nil {

@@ -120,8 +120,10 @@ func (m *queueCommit) send(ctx context.Context) (*attempt, error) {
 			texts++
 		}
 	}
+	forgotten := false
 	for i := range t.queue {
 		a := &m.attempts[i]
+		forgotten = a.behind(forgotten)
 		if err := g.Add(t.ex.execution(c, &t.queue[i], a)); err != nil {
 			return a, err
 		}

@@ -49,10 +49,9 @@ func (sp *savepoint) done() bool {
 func (sp *savepoint) end(committed bool) {
 	sp.closed = true
 	i := slices.Index(sp.root.nested, sp)
-	for _, within := range slices.Backward(sp.root.nested[i+1:]) {
-		within.local.End(false) // what it has queued is dropped
+	for _, ended := range slices.Backward(sp.root.nested[i:]) {
+		ended.local.End(committed) // those within too: RELEASE keeps what has run in them
 	}
-	sp.local.End(committed)
 	sp.root.nested = sp.root.nested[:i]
 }
 

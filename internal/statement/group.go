@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/fallback"
-	"github.com/bounceproof/bounceproof/internal/sqltext"
 )
 
 // Group is several statements in one Sync group and one flush: BEGIN and a statement, a batch, a queue and COMMIT. Fill it with AddText
@@ -19,8 +18,7 @@ import (
 type Group struct {
 	c      *Conn
 	items  []groupItem
-	names  map[string]struct{} // parsed by an item, and not thrown away by one behind it
-	forgot bool                // an item throws statements away: nothing that was known before counts behind it
+	names  map[string]struct{} // parsed by an item
 	p      *pgconn.Pipeline
 	next   int
 	err    error // the first failure
@@ -56,9 +54,9 @@ func (g *Group) Add(e Execution) error {
 	it.formats = e.Formats.choose(e.Description, e.Description.sd.Fields, it.eqb.ResultFormats)
 	switch e.Strategy {
 	case fallback.Named:
-		it.parse = !g.parsed(it.name) && (e.Parse || g.forgot || !g.c.Knows(it.name))
+		it.parse = !g.parsed(it.name) && (e.Parse || !g.c.Knows(it.name))
 	case fallback.Shared:
-		it.parse = !g.parsed(it.name) && (e.Parse || g.forgot)
+		it.parse = !g.parsed(it.name) && e.Parse
 	case fallback.Undecided, fallback.Unprepared:
 		// The unnamed statement lasts until the next Parse of one: a run of the same statement needs it once.
 		it.name = ""
@@ -71,9 +69,6 @@ func (g *Group) Add(e Execution) error {
 		g.names[it.name] = struct{}{}
 	}
 	g.items = append(g.items, it)
-	if e.Description.kind&sqltext.ForgetsStatements != 0 {
-		g.forgot, g.names = true, nil
-	}
 	return nil
 }
 
