@@ -15,7 +15,7 @@ import (
 )
 
 // SendBatch sends all queued queries in one flush, as pgxpool.Pool.SendBatch does, after learning the texts the executor does not know in
-// one round trip more. Items take statement.Stable and a QueryRewriter as leading arguments. Batch.BeginTx is honoured: the transaction of
+// one round trip more. Items take prepare.Stable and a QueryRewriter as leading arguments. Batch.BeginTx is honoured: the transaction of
 // BatchResults.Tx is a [Tx].
 //
 // A batch is run again unseen when a prepared statement was lost, as long as no result has reached the caller and no item is
