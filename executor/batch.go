@@ -153,7 +153,7 @@ func (br *batchResults) try(context.Context) (*attempt, error) {
 func (br *batchResults) succeeded(ctx context.Context) {
 	for i := range br.items {
 		if a := br.attemptAt(i); a != nil && br.silent {
-			br.ex.succeeded(ctx, br.s.c, a)
+			br.ex.succeeded(ctx, a)
 		}
 	}
 }

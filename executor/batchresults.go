@@ -67,7 +67,7 @@ func (br *batchResults) itemFailed(i int, err error) {
 func (br *batchResults) itemDone(i int, start time.Time, tag pgconn.CommandTag, err error) {
 	if err == nil {
 		if a := br.attemptAt(i); a != nil {
-			br.ex.succeeded(br.ctx, br.s.c, a)
+			br.ex.succeeded(br.ctx, a)
 		} else {
 			br.ex.counters.passed.Add(1)
 		}

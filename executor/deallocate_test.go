@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/internal/logrec"
@@ -149,6 +150,52 @@ func TestForgettingStatementsIsNoDowngrade(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What throws statements away is not undone when something behind it fails, or when nobody reads its result.
+func TestForgettingStatementsOutlivesAFailure(t *testing.T) {
+	t.Parallel()
+	r := place.New(place.Direct, "", "15").Start(t)
+	mustExec(t, connect(t, r.DB.URL), "create table t (v int)")
+	errMine := errors.New("a function's own")
+	var unread pgx.Batch
+	unread.Queue(knownSelect, prepare.Stable, 1).QueryRow(func(pgx.Row) error { return errMine })
+	unread.Queue("deallocate all")
+	failings := map[string]func(ctx context.Context, ex *executor.Executor) error{
+		"Exec": func(ctx context.Context, ex *executor.Executor) error {
+			_, err := ex.Exec(ctx, "select 1; deallocate all; select 1 / 0")
+			return err
+		},
+		"SendBatch": func(ctx context.Context, ex *executor.Executor) error { return ex.SendBatch(ctx, &unread).Close() },
+		"tx.SendBatch": func(ctx context.Context, ex *executor.Executor) error {
+			return ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error { return tx.SendBatch(ctx, &unread).Close() })
+		},
+		"tx.Queue": func(ctx context.Context, ex *executor.Executor) error {
+			return ex.InTx(ctx, pgx.TxOptions{}, func(_ context.Context, tx executor.Tx) error {
+				return errors.Join(tx.Queue(knownInsert, prepare.Stable, 1), tx.Queue("deallocate all"), tx.Queue("select 1 / $1::int", 0))
+			})
+		},
+	}
+	for _, policy := range []executor.PreparedStatements{executor.Auto, executor.On} {
+		for name, fail := range failings {
+			ex := newExecutor(t, newPool(t, r.URL, maxConns(1)), executor.Config{PreparedStatements: policy})
+			for range 2 {
+				if err := useKnown(t.Context(), ex); err != nil {
+					t.Fatal(policy, name, err)
+				}
+				var pgErr *pgconn.PgError
+				if err := fail(t.Context(), ex); !errors.Is(err, errMine) && (!errors.As(err, &pgErr) || pgErr.Code != "22012") {
+					t.Fatal(policy, name, err)
+				}
+				if err := useKnown(t.Context(), ex); err != nil {
+					t.Error(policy, name, err)
+				}
+			}
+			if n := ex.Stats(); n.Downgrades != 0 || n.Named == 0 {
+				t.Errorf("%v %s: %+v", policy, name, n)
+			}
+		}
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/bounceproof/bounceproof/fallback"
-	"github.com/bounceproof/bounceproof/internal/sqltext"
 	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
@@ -48,7 +47,7 @@ func mayBeStale(code string) bool {
 }
 
 // succeeded counts an execution and remembers what it proves.
-func (ex *Executor) succeeded(ctx context.Context, c *statement.Conn, a *attempt) {
+func (ex *Executor) succeeded(ctx context.Context, a *attempt) {
 	switch a.strategy {
 	case fallback.Undecided, fallback.Unprepared:
 		ex.counters.unprepared.Add(1)
@@ -60,9 +59,6 @@ func (ex *Executor) succeeded(ctx context.Context, c *statement.Conn, a *attempt
 		if !a.parse {
 			ex.selector.CountShared(ctx, a.decision, false)
 		}
-	}
-	if a.st.Kind()&sqltext.ForgetsStatements != 0 {
-		c.ForgetAll() // it threw our statements away with the caller's own
 	}
 }
 

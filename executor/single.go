@@ -199,7 +199,7 @@ func (r *alone) retry(ctx context.Context, a *attempt, err error) (bool, error) 
 
 func (r *alone) succeeded(ctx context.Context, a *attempt) {
 	if a != nil {
-		r.ex.succeeded(ctx, r.s.c, a)
+		r.ex.succeeded(ctx, a)
 	}
 }
 

@@ -106,7 +106,7 @@ func (t *tx) succeeded(ctx context.Context, a *attempt) {
 		return
 	}
 	t.preamble.use()
-	t.ex.succeeded(ctx, t.s.c, a)
+	t.ex.succeeded(ctx, a)
 	if a.strategy == fallback.Shared {
 		t.ex.shared.add(t.backend, a.d.Name())
 	}

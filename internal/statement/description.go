@@ -56,9 +56,6 @@ func newStatement(sql, salt string) *Statement {
 	return &Statement{sql: sql, salt: salt, kind: sqltext.Of(sql)}
 }
 
-// Kind returns what the text is.
-func (s *Statement) Kind() sqltext.Kind { return s.kind }
-
 // SQL returns the text as the caller wrote it.
 func (s *Statement) SQL() string { return s.sql }
 

@@ -138,6 +138,9 @@ func (g *Group) Next() (*pgconn.ResultReader, error) {
 		switch res := res.(type) {
 		case *pgconn.ResultReader:
 			g.next++
+			if it.text == "" && it.e.Description.kind&sqltext.ForgetsStatements != 0 {
+				g.c.ForgetAll() // here, and not when all is well: what follows may fail, and nothing brings the statements back
+			}
 			return res, nil
 		case *pgconn.StatementDescription:
 			if it.parse && it.e.Strategy == fallback.Named {

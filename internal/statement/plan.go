@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/sqltext"
 )
 
 // maxParams is the protocol's limit: a Bind counts its parameters in an Int16 that PostgreSQL reads as unsigned
@@ -80,7 +81,7 @@ func (e *Execution) encode(c *Conn, eqb *pgx.ExtendedQueryBuilder, sd *pgconn.St
 // connection is used again; after a failure its Close returns the error. Run itself returns an error only for arguments that cannot be
 // encoded, and then nothing was sent.
 //
-// When it returns, a name that was parsed successfully is known to the connection.
+// When it returns, a name that was parsed successfully is known to the connection. What throws statements away makes all names unknown.
 func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, error) {
 	d := e.Description
 	sd := &d.sd
@@ -134,6 +135,9 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 		// Not for shared names: what a connection has parsed says nothing about the server that it meets next, and to close an evicted name
 		// there would take it from everybody.
 		c.confirmParse(d, rr)
+	}
+	if d.kind&sqltext.ForgetsStatements != 0 {
+		c.ForgetAll()
 	}
 	return rr, nil
 }
