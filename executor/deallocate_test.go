@@ -199,6 +199,62 @@ func TestForgettingStatementsOutlivesAFailure(t *testing.T) {
 	}
 }
 
+// Under shared a transaction knows which names its server connection has, until it throws them away itself.
+func TestForgettingSharedStatements(t *testing.T) {
+	t.Parallel()
+	r := place.New(place.TransactionRaw, "1.18", "15").Start(t)
+	mustExec(t, connect(t, r.DB.URL), "create table t (v int)")
+	const sql, another = "deallocate all", "insert into t values ($1 + 1)"
+	send := func(ctx context.Context, tx pgx.Tx, sqls ...string) error {
+		var b pgx.Batch
+		for _, sql := range sqls {
+			args := []any{prepare.Stable}
+			if strings.Contains(sql, "$1") {
+				args = append(args, 1)
+			}
+			b.Queue(sql, args...)
+		}
+		return tx.SendBatch(ctx, &b).Close()
+	}
+	for name, forget := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"Exec":              func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, sql); return err },
+		"Exec, several":     func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "select 1; "+sql); return err },
+		"Exec, stable":      func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, sql, prepare.Stable); return err },
+		"SendBatch, last":   func(ctx context.Context, tx pgx.Tx) error { return send(ctx, tx, knownInsert, sql) },
+		"SendBatch, first":  func(ctx context.Context, tx pgx.Tx) error { return send(ctx, tx, sql, knownInsert) },
+		"SendBatch, middle": func(ctx context.Context, tx pgx.Tx) error { return send(ctx, tx, another, sql, knownInsert) },
+		"Queue": func(_ context.Context, tx pgx.Tx) error {
+			q := tx.(executor.Tx)
+			return errors.Join(q.Queue(another, prepare.Stable, 1), q.Queue(sql), q.Queue(knownInsert, prepare.Stable, 1))
+		},
+		"nested, rolled back": func(ctx context.Context, tx pgx.Tx) error {
+			nested, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			return errors.Join(send(ctx, nested, sql), nested.Rollback(ctx))
+		},
+	} {
+		ex := newExecutor(t, newPool(t, r.URL, maxConns(1)), executor.Config{PreparedStatements: executor.Shared})
+		for round := range 3 {
+			tx, err := ex.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, first := tx.Exec(t.Context(), knownInsert, prepare.Stable, 1)
+			_, second := tx.Exec(t.Context(), another, prepare.Stable, 1)
+			forgotten := forget(t.Context(), tx)
+			_, behind := tx.Exec(t.Context(), knownInsert, prepare.Stable, 1)
+			if err := errors.Join(first, second, forgotten, behind, tx.Commit(t.Context())); err != nil {
+				t.Errorf("%s, round %d: %v", name, round, err)
+			}
+		}
+		if n := ex.Stats(); n.Shared == 0 || n.Downgrades != 0 {
+			t.Errorf("%s: %+v", name, n)
+		}
+	}
+}
+
 // Control: statements that are thrown away behind the executor's back are lost, which is evidence, and the caller does not notice.
 func TestForgettingStatementsUnseenIsADowngrade(t *testing.T) {
 	t.Parallel()

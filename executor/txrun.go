@@ -96,6 +96,7 @@ func (t *tx) knows(name string) bool {
 	if t.backend == 0 {
 		return t.preamble.unused && t.ex.shared.seen(name)
 	}
+	t.forgetThrown()
 	return t.ex.shared.has(t.backend, name)
 }
 
@@ -160,6 +161,14 @@ func (t *tx) retry(ctx context.Context, a *attempt, err error) (again bool, _ er
 // forgetBackend drops what is believed of the transaction's server connection, after a name was missing there: whoever took one took all.
 func (t *tx) forgetBackend(a *attempt) {
 	if a.verdict.Reason == fallback.ReasonPreparedLost {
+		t.ex.shared.forget(t.backend)
+	}
+}
+
+// forgetThrown drops what is believed of the transaction's server connection, after the transaction itself has thrown statements away there.
+func (t *tx) forgetThrown() {
+	if n := t.s.c.Thrown(); n != t.thrown {
+		t.thrown = n
 		t.ex.shared.forget(t.backend)
 	}
 }

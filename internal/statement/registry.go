@@ -30,6 +30,7 @@ type Conn struct {
 	names  *simplelru.LRU[string, *entry]
 	epochs map[any]uint64
 	closes []string // evicted names; a Close for each rides in front of the next request
+	thrown uint64   // how often all names were forgotten
 	eqb    pgx.ExtendedQueryBuilder
 
 	// Data is the caller's own, kept with the connection.
@@ -142,4 +143,8 @@ func (c *Conn) ForgetAll() {
 	n := len(c.closes)
 	c.names.Purge()
 	c.closes = c.closes[:n]
+	c.thrown++
 }
+
+// Thrown counts how often all names were forgotten.
+func (c *Conn) Thrown() uint64 { return c.thrown }
