@@ -1,10 +1,14 @@
 package executor_test
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/prepare"
@@ -36,5 +40,46 @@ func TestAnEndedTransactionTakesNothingIntoItsQueue(t *testing.T) {
 			t.Errorf("nested %v: an ended transaction's queue: %v", nested, err)
 		}
 		_ = outer.Rollback(t.Context())
+	}
+}
+
+// What is queued runs in front of a text that cuts the transaction just as it would have run with COMMIT: in every mode, and traced.
+func TestTheQueueInFrontOfACut(t *testing.T) {
+	t.Parallel()
+	db := postgres.Start(t, postgres.Options{}).NewDatabase(t)
+	admin := connect(t, db.URL)
+	mustExec(t, admin, "create table t (v int)")
+	var told events
+	ex := newExecutor(t, newPool(t, db.URL, maxConns(1), func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = &told }), executor.Config{})
+	const insert = "insert into t values ($1)"
+	for _, args := range [][]any{
+		{1},
+		{prepare.Stable, 1},
+		{pgx.QueryExecModeCacheDescribe, 1},
+		{pgx.QueryExecModeExec, 1},
+		{pgx.QueryExecModeSimpleProtocol, 1},
+	} {
+		var lines [2][]string
+		for i, cut := range []string{"", "savepoint a"} {
+			before := one(t, admin, "select count(*) from t")
+			err := ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+				if _, err := tx.Exec(ctx, "set local work_mem = '1MB'"); err != nil {
+					return err
+				}
+				if err := tx.Queue(insert, args...); err != nil || cut == "" {
+					return err
+				}
+				_, err := tx.Exec(ctx, cut)
+				return err
+			})
+			if got := one(t, admin, "select count(*) from t"); err != nil || got != plus(t, before, 1) {
+				t.Errorf("%v, %q: %v, %s rows became %s", args, cut, err, before, got)
+			}
+			lines[i], _, _ = told.take()
+			lines[i] = slices.DeleteFunc(lines[i], func(line string) bool { return line[:5] != "start" || line == "start query "+cut+" []" })
+		}
+		if diff := cmp.Diff(lines[0], lines[1]); diff != "" {
+			t.Errorf("%v: traced with COMMIT (-), and in front of a savepoint (+):\n%s", args, diff)
+		}
 	}
 }

@@ -24,10 +24,15 @@ func (t *tx) newSingle(ctx context.Context, queue *[]call, sql string, args []an
 		return nil, err
 	}
 	t.traceBegin(ctx)
+	return t.singleOf(q), nil
+}
+
+// singleOf is a call on its way in the transaction.
+func (t *tx) singleOf(q call) *single {
 	x := t.s.newSingle()
 	x.ex, x.s, x.route, x.q = t.ex, &t.s, t, q
 	x.a.unnamed = t.unnamed
-	return x, nil
+	return x
 }
 
 // send implements [route]: one statement of the transaction, with every text in front that has not been sent yet.

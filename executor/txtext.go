@@ -95,16 +95,20 @@ func (t *tx) runQueue(ctx context.Context, queue *[]call) error {
 	calls := *queue
 	*queue = nil
 	for i := range calls {
-		x := t.s.newSingle()
-		x.ex, x.s, x.route, x.q = t.ex, &t.s, t, calls[i]
-		x.a.unnamed = t.unnamed
-		_, err := x.execUntraced(ctx)
-		x.release()
-		if err != nil {
+		if err := t.runQueued(ctx, calls[i]); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// runQueued runs one of them as Exec would have.
+func (t *tx) runQueued(ctx context.Context, q call) error {
+	t.traceBegin(ctx)
+	x := t.singleOf(q)
+	defer x.release()
+	_, err := x.exec(ctx)
+	return err
 }
 
 // Conn returns the connection, after sending BEGIN: what runs on it is pgx's, and not the executor's. If BEGIN failed the connection is
