@@ -83,3 +83,25 @@ func TestTheQueueInFrontOfACut(t *testing.T) {
 		}
 	}
 }
+
+// A text that a rewriter has left without arguments is a simple query too, and may cut the transaction in its middle.
+func TestTheQueueInFrontOfARewrittenScript(t *testing.T) {
+	t.Parallel()
+	db := postgres.Start(t, postgres.Options{}).NewDatabase(t)
+	admin := connect(t, db.URL)
+	mustExec(t, admin, "create table t (v int)")
+	ex := newExecutor(t, newPool(t, db.URL), executor.Config{})
+	for _, args := range [][]any{nil, {pgx.NamedArgs{}}} {
+		mustExec(t, admin, "truncate t")
+		err := ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+			if err := tx.Queue("insert into t values (1)"); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, "select 1; savepoint a; insert into t select count(*) from t; release a", args...)
+			return err
+		})
+		if got := one(t, admin, "select string_agg(v::text, ' ' order by v) from t"); err != nil || got != "1 1" {
+			t.Errorf("%v: %v, the table has %s", args, err, got)
+		}
+	}
+}

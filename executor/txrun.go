@@ -20,7 +20,8 @@ func (t *tx) newSingle(ctx context.Context, queue *[]call, sql string, args []an
 	}
 	q := readCall(t.alias(sql), args)
 	q.givenSQL = sql
-	if err := t.beforeText(ctx, queue, q.sql, q.isPgx(exec)); err != nil {
+	// What a rewriter leaves without arguments, Exec sends as a simple query too.
+	if err := t.beforeText(ctx, queue, q.sql, q.isPgx(exec) || exec && q.rewriter != nil); err != nil {
 		return nil, err
 	}
 	t.traceBegin(ctx)
