@@ -8,7 +8,6 @@ import (
 
 	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/internal/selector"
-	"github.com/bounceproof/bounceproof/internal/sqltext"
 	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
@@ -103,7 +102,7 @@ func (a *attempt) behind(forgotten bool) bool {
 	if forgotten {
 		a.strategy, a.parse = fallback.Unprepared, false
 	}
-	return forgotten || a.st.Kind()&sqltext.ForgetsStatements != 0
+	return forgotten || a.d.ForgetsStatements()
 }
 
 // backendText asks which server connection a statement runs on. It is one cheap row; asking pg_prepared_statements costs 50 to 440 µs.

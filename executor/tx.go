@@ -37,10 +37,10 @@ type tx struct {
 	s    session
 	opts pgx.TxOptions
 
-	preamble preamble
-	unnamed  bool   // the second run of InTx, which no lost name is to end again
-	backend  uint32 // the server connection, where Shared has asked; else 0
-	thrown   uint64 // how often the connection had forgotten its names when backend's were last looked at
+	preamble  preamble
+	unnamed   bool   // the second run of InTx, which no lost name is to end again
+	backend   uint32 // the server connection, where Shared has asked; else 0
+	forgotten uint64 // how often the connection had forgotten its names when backend's were last looked at
 
 	queue      []call
 	onCommit   []func()
@@ -99,7 +99,7 @@ func (ex *Executor) newTx(ctx context.Context, opts pgx.TxOptions) (*tx, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &tx{ex: ex, s: s, opts: opts, preamble: newPreamble(beginText(opts), s.c.QueryTracer() != nil), thrown: s.c.Thrown()}, nil
+	return &tx{ex: ex, s: s, opts: opts, preamble: newPreamble(beginText(opts), s.c.QueryTracer() != nil), forgotten: s.c.Forgotten()}, nil
 }
 
 // InTx runs f in a transaction and commits it, or rolls it back if f fails or panics. f is run a second time, once, when the transaction
@@ -250,7 +250,7 @@ func (t *tx) failed(ctx context.Context, err error) error {
 // release gives the connection back.
 func (t *tx) release() {
 	t.closed = true
-	t.forgetThrown()
+	t.noteForgotten()
 	t.s.release()
 }
 

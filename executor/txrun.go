@@ -102,7 +102,7 @@ func (t *tx) knows(name string) bool {
 	if t.backend == 0 {
 		return t.preamble.unused && t.ex.shared.seen(name)
 	}
-	t.forgetThrown()
+	t.noteForgotten()
 	return t.ex.shared.has(t.backend, name)
 }
 
@@ -171,10 +171,10 @@ func (t *tx) forgetBackend(a *attempt) {
 	}
 }
 
-// forgetThrown drops what is believed of the transaction's server connection, after the transaction itself has thrown statements away there.
-func (t *tx) forgetThrown() {
-	if n := t.s.c.Thrown(); n != t.thrown {
-		t.thrown = n
+// noteForgotten drops what is believed of the transaction's server connection, after the transaction itself has thrown statements away there.
+func (t *tx) noteForgotten() {
+	if n := t.s.c.Forgotten(); n != t.forgotten {
+		t.forgotten = n
 		t.ex.shared.forget(t.backend)
 	}
 }

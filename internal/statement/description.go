@@ -56,6 +56,9 @@ func newStatement(sql, salt string) *Statement {
 	return &Statement{sql: sql, salt: salt, kind: sqltext.Of(sql)}
 }
 
+// ForgetsStatements reports whether the statement throws prepared statements of the session away.
+func (d *Description) ForgetsStatements() bool { return d.kind&sqltext.ForgetsStatements != 0 }
+
 // SQL returns the text as the caller wrote it.
 func (s *Statement) SQL() string { return s.sql }
 

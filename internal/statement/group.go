@@ -138,7 +138,7 @@ func (g *Group) Next() (*pgconn.ResultReader, error) {
 		switch res := res.(type) {
 		case *pgconn.ResultReader:
 			g.next++
-			if it.text == "" && it.e.Description.kind&sqltext.ForgetsStatements != 0 {
+			if it.text == "" && it.e.Description.ForgetsStatements() {
 				g.c.ForgetAll() // here, and not when all is well: what follows may fail, and nothing brings the statements back
 			}
 			return res, nil

@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/bounceproof/bounceproof/fallback"
-	"github.com/bounceproof/bounceproof/internal/sqltext"
 )
 
 // maxParams is the protocol's limit: a Bind counts its parameters in an Int16 that PostgreSQL reads as unsigned
@@ -136,7 +135,7 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 		// there would take it from everybody.
 		c.confirmParse(d, rr)
 	}
-	if d.kind&sqltext.ForgetsStatements != 0 {
+	if d.ForgetsStatements() {
 		c.ForgetAll()
 	}
 	return rr, nil

@@ -27,11 +27,11 @@ type Conn struct {
 	prepareTracer pgx.PrepareTracer
 	copyTracer    pgx.CopyFromTracer
 
-	names  *simplelru.LRU[string, *entry]
-	epochs map[any]uint64
-	closes []string // evicted names; a Close for each rides in front of the next request
-	thrown uint64   // how often all names were forgotten
-	eqb    pgx.ExtendedQueryBuilder
+	names     *simplelru.LRU[string, *entry]
+	epochs    map[any]uint64
+	closes    []string // evicted names; a Close for each rides in front of the next request
+	forgotten uint64   // how often all names were forgotten
+	eqb       pgx.ExtendedQueryBuilder
 
 	// Data is the caller's own, kept with the connection.
 	Data any
@@ -143,8 +143,8 @@ func (c *Conn) ForgetAll() {
 	n := len(c.closes)
 	c.names.Purge()
 	c.closes = c.closes[:n]
-	c.thrown++
+	c.forgotten++
 }
 
-// Thrown counts how often all names were forgotten.
-func (c *Conn) Thrown() uint64 { return c.thrown }
+// Forgotten counts how often all names were forgotten.
+func (c *Conn) Forgotten() uint64 { return c.forgotten }
