@@ -147,7 +147,7 @@ func TestOutboxMigrate(t *testing.T) {
 	if said := f.run("status", "--schema", "second"); !strings.HasPrefix(said, "Schema second: 4 lanes") {
 		t.Error(said)
 	}
-	if said := f.refuse("migrate", "--schema", "no good"); !strings.Contains(said, "schema") {
+	if said := f.refuse("migrate", "--schema", "no good"); !strings.Contains(said, `Config.Schema "no good"`) {
 		t.Error(said)
 	}
 }
