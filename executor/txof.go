@@ -7,7 +7,8 @@ import (
 )
 
 // TxOf returns the transaction of an executor that tx is, or wraps: wrappers are followed from the outermost inwards as long as they have
-// a method Unwrap() pgx.Tx. It reports false for any other pgx.Tx, and for nil. A wrapper that implements [Tx] itself is returned as it is.
+// a method Unwrap() pgx.Tx. It reports false for any other pgx.Tx, and for nil. A wrapper that implements [Tx] itself is returned as it is; it
+// should have Unwrap too, for what the outbox keeps with a transaction, such as the count of its keys, is found that way.
 //
 // Code that takes a pgx.Tx uses it to queue a statement, or to add a function for after the commit, where that is possible.
 func TxOf(tx pgx.Tx) (Tx, bool) { return txlocal.Find[Tx](tx) }

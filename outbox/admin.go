@@ -90,7 +90,7 @@ func (sub *Subscription) decide(ctx context.Context, what, statement string, seq
 	return n, nil
 }
 
-// fence takes lanes (nil: all) out of their owners' hands in a transaction, and moves them to the end of a tick if one is given.
+// fence makes what the owners of lanes (nil: of all) know of them void, in a transaction, and moves them to the end of a tick if one is given.
 func (sub *Subscription) fence(ctx context.Context, tx pgx.Tx, lanes []int16, to *int64) error {
 	s := sub.store
 	if _, err := tx.Exec(ctx, text(s.schema, "lane_bump"), sub.name, lanes); err != nil {
@@ -139,7 +139,7 @@ func (s *Store) Unsubscribe(ctx context.Context, name string) (bool, error) {
 
 // Rebase makes a log work in the cluster it stands in now, after it was restored there: dispatchers had stopped with [ErrRebaseNeeded].
 // Every subscription goes back to its first event that was not delivered for certain, so some may come again and none is lost. It
-// locks out publishers and rewrites the log, so it takes its time on a large one. Calling it without need, for instance after
+// locks out publishers and rewrites the log, so it takes long on a large one. Calling it without need, for instance after
 // pg_upgrade, does no harm but deliveries that come again.
 func (s *Store) Rebase(ctx context.Context) error {
 	lock := pgx.Identifier{s.schema}.Sanitize()

@@ -19,8 +19,8 @@ var ErrUnsubscribed = errors.New("the subscription does not exist")
 // errLaneLost is the cause of the context of handlers whose lane went to another dispatcher, or whose lease ran out.
 var errLaneLost = errors.New("outbox: lane lost")
 
-// rebalanceInterval is the longest time between two looks at who else is there. With it, lanes are spread again two looks
-// after a member came or went: one to give back, one to take.
+// rebalanceInterval is the longest time between two heartbeats. Lanes are spread again two heartbeats after a member came or went: one to
+// give back, one to take.
 const rebalanceInterval = 2 * time.Second
 
 // shares is what lease_shares.sql tells.
@@ -35,8 +35,8 @@ func (s shares) own() int {
 	return int(n)
 }
 
-// belowShareInterval is the time between two looks of a dispatcher that has less than its share: a lane that was given back should not rest until
-// the next ordinary look.
+// belowShareInterval is the time between two heartbeats of a dispatcher that has less than its share: a lane that was given back should not
+// wait for an ordinary one.
 const belowShareInterval = 150 * time.Millisecond
 
 func (r *runner) heartbeatInterval() time.Duration {

@@ -138,7 +138,7 @@ func (r *runner) needsTick() bool {
 
 func (r *runner) applyRecord(g *round) {
 	for _, l := range g.record.apply(&r.d.counts) {
-		// Another writer moved the lane's token, or an answer was lost and the move is already there. The row tells.
+		// Somebody else has changed the lane's token, or an answer was lost and this is recorded already. The row says which.
 		l.readopt(time.Time{})
 	}
 	for _, l := range g.record.of {

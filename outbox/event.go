@@ -64,8 +64,7 @@ type Delivery struct {
 }
 
 // TooManyKeysError reports a Publish that would bring its transaction to more than [MaxKeys] distinct keys. The call published
-// nothing, and the transaction is unharmed. Publish in several
-// transactions, or without keys where order does not matter.
+// nothing, and the transaction is unharmed. Publish in several transactions, or without keys where order does not matter.
 type TooManyKeysError struct {
 	Keys int // distinct keys so far, those of the refused call included
 }

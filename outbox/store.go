@@ -66,7 +66,7 @@ type Store struct {
 
 var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 
-// New returns a store on an executor. It talks to nobody: the tables are checked at the first use. The executor stays the
+// New returns a store on an executor. It sends nothing: the tables are checked at the first use. The executor stays the
 // caller's. The error names the field of cfg that is wrong. A nil executor panics.
 func New(ex *executor.Executor, cfg Config) (*Store, error) {
 	if ex == nil {

@@ -1,4 +1,4 @@
--- An outside writer takes lanes out of their owner's hands for a moment: the owner's memory of them is void from here on.
+-- Somebody who is not the owner is about to change lanes: what their owners know of them is void from here on.
 -- $2 lanes, null = all.
 with locked as (
   select l.lane from {schema}.lease l
