@@ -13,17 +13,21 @@ type PreparedStatements uint8
 const (
 	// Auto, the default, finds out what the connections lead to and sends stable statements by name where that holds; when a pooler loses
 	// them it goes to unprepared with one warning, and back when the pooler keeps them again.
-	Auto = PreparedStatements(selector.Auto)
+	Auto PreparedStatements = iota
 	// On always sends stable statements by name. It never downgrades: a lost statement is returned as [*PreparedStatementError].
-	On = PreparedStatements(selector.On)
+	On
 	// Off never uses a name. Results are the same, only slower.
-	Off = PreparedStatements(selector.Off)
+	Off
 	// Shared is Auto, but behind a transaction pooler that forwards names as they are (PgBouncer before 1.21, or newer with
 	// max_prepared_statements=0) it keeps prepared speed: names are content hashes, so whichever server connection answers either has the
 	// statement or does not, and then it is parsed and run again. Every client of the same database role must be trusted: one of them
 	// could create a name of ours with other SQL. Config.StatementSalt narrows that to clients that know the salt.
-	Shared = PreparedStatements(selector.Shared)
+	Shared
 )
+
+// The selector has the same policies under the same numbers.
+var _ = [1]struct{}{}[Auto-PreparedStatements(selector.Auto)+On-PreparedStatements(selector.On)+
+	Off-PreparedStatements(selector.Off)+Shared-PreparedStatements(selector.Shared)]
 
 var policyTexts = [...]string{Auto: "auto", On: "on", Off: "off", Shared: "shared"}
 
