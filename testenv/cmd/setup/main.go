@@ -26,6 +26,7 @@ import (
 
 func main() {
 	clean := flag.Bool("clean", false, "remove the containers, volumes and directories of all runs, and end their servers")
+	process := flag.Bool("process", false, "also install this machine's own PostgreSQL and PgBouncer, for the tests of the process runtime")
 	ask := flag.Bool("engine", false, "do nothing, and succeed if a Docker engine answers")
 	flag.Parse()
 	if *ask {
@@ -34,23 +35,23 @@ func main() {
 		}
 		return
 	}
-	if err := run(*clean); err != nil {
+	if err := run(*clean, *process); err != nil {
 		fmt.Fprintln(os.Stderr, "setup:", err)
 		os.Exit(1)
 	}
 }
 
-func run(clean bool) error {
+func run(clean, process bool) error {
 	// SIGTERM as well: the children of a build must not stay.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if clean {
 		return sandbox.SweepAll(ctx)
 	}
-	return setup(ctx, os.Stdout)
+	return setup(ctx, os.Stdout, process)
 }
 
-func setup(ctx context.Context, out io.Writer) error {
+func setup(ctx context.Context, out io.Writer, process bool) error {
 	e, err := engine.Connect()
 	if err == nil {
 		if err := buildImages(ctx, out, e); err != nil {
@@ -59,7 +60,7 @@ func setup(ctx context.Context, out io.Writer) error {
 	} else {
 		_, _ = fmt.Fprintf(out, "setup: %v; for all versions run: %s\n", err, sandbox.EngineRemedy())
 	}
-	if e == nil || len(missing(ctx)) > 0 {
+	if process || e == nil || len(missing(ctx)) > 0 {
 		if err := install(ctx, out); err != nil {
 			return err
 		}
