@@ -128,13 +128,18 @@ func (m *queueCommit) send(ctx context.Context) (*attempt, error) {
 			return a, err
 		}
 	}
-	if !m.implicit {
-		g.AddText(t.commitText())
-	}
 	for i := range m.attempts {
 		m.attempts[i].stage = stageSent
 	}
 	m.trace(ctx)
+	if !t.preamble.unused {
+		// A rewriter, an encoder or a tracer may have run a statement in the transaction meanwhile.
+		m.implicit, m.phase = false, fallback.PhaseCommit
+	}
+	if !m.implicit {
+		t.traceText(ctx, t.commitText(), "COMMIT", nil)
+		g.AddText(t.commitText())
+	}
 	if err := g.Send(ctx); err != nil {
 		_ = g.Close()
 		return nil, err
@@ -184,8 +189,5 @@ func (m *queueCommit) trace(ctx context.Context) {
 	for i := range t.queue {
 		qctx := tracer.TraceQueryStart(ctx, t.s.c.Conn(), pgx.TraceQueryStartData{SQL: t.queue[i].sql, Args: t.queue[i].given})
 		tracer.TraceQueryEnd(qctx, t.s.c.Conn(), pgx.TraceQueryEndData{})
-	}
-	if !m.implicit {
-		t.traceText(ctx, t.commitText(), "COMMIT", nil)
 	}
 }

@@ -2,6 +2,7 @@ package executor_test
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"slices"
 	"testing"
@@ -102,6 +103,78 @@ func TestTheQueueInFrontOfARewrittenScript(t *testing.T) {
 		})
 		if got := one(t, admin, "select string_agg(v::text, ' ' order by v) from t"); err != nil || got != "1 1" {
 			t.Errorf("%v: %v, the table has %s", args, err, got)
+		}
+	}
+}
+
+// intruder runs something of the caller's where the executor calls back: in a rewriter, an encoder, a tracer.
+type intruder struct {
+	at  string
+	run func()
+}
+
+func (i *intruder) come(at string) {
+	if run := i.run; i.at == at && run != nil {
+		i.run = nil
+		run()
+	}
+}
+
+func (i *intruder) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	i.come("query start")
+	return ctx
+}
+
+func (i *intruder) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {
+	i.come("query end")
+}
+
+func (i *intruder) TracePrepareStart(ctx context.Context, _ *pgx.Conn, _ pgx.TracePrepareStartData) context.Context {
+	i.come("prepare start")
+	return ctx
+}
+
+func (i *intruder) TracePrepareEnd(context.Context, *pgx.Conn, pgx.TracePrepareEndData) {
+	i.come("prepare end")
+}
+
+func (i *intruder) RewriteQuery(_ context.Context, _ *pgx.Conn, sql string, args []any) (string, []any, error) {
+	i.come("rewrite")
+	return sql, args, nil
+}
+
+// intrudingValue is an argument. It is a type of its own, since a rewriter among the arguments is none.
+type intrudingValue struct{ i *intruder }
+
+func (v intrudingValue) Value() (driver.Value, error) {
+	v.i.come("encode")
+	return int64(1), nil
+}
+
+// A queue alone is sent without BEGIN and COMMIT. When something of the caller's has used the transaction meanwhile, BEGIN has gone out, and
+// the queue must not be left without COMMIT.
+func TestTheQueueIsCommittedWhateverRunsMeanwhile(t *testing.T) {
+	t.Parallel()
+	db := postgres.Start(t, postgres.Options{}).NewDatabase(t)
+	admin := connect(t, db.URL)
+	mustExec(t, admin, "create table t (v int)")
+	for _, at := range []string{"query start", "query end", "prepare start", "prepare end", "rewrite", "encode"} {
+		i := &intruder{at: at}
+		pool := newPool(t, db.URL, maxConns(1), func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = i })
+		ex := newExecutor(t, pool, executor.Config{})
+		mustExec(t, admin, "truncate t")
+		ran := false
+		err := ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+			i.run = func() {
+				ran = true
+				if _, err := tx.Exec(ctx, "insert into t values ($1 + 1)", 1); err != nil {
+					t.Error(at, err)
+				}
+			}
+			return tx.Queue("insert into t values ($1)", prepare.Stable, i, intrudingValue{i})
+		})
+		if got := one(t, admin, "select string_agg(v::text, ' ' order by v) from t"); err != nil || !ran || got != "1 2" {
+			t.Errorf("%s: %v, ran: %t, the table has %s", at, err, ran, got)
 		}
 	}
 }
