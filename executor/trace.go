@@ -36,7 +36,7 @@ type Change struct {
 	Reason fallback.Reason
 	// SQLState is the code of the error that was the evidence; "" if there was none.
 	SQLState string
-	// Statement is the name of the statement that was lost; "" if there was none.
+	// Statement is the name of the statement that was lost, or that another one stood in place of; "" if there was none.
 	Statement string
 	// Number counts an executor's decisions from 1: callbacks of several changes may arrive out of order.
 	Number uint64
@@ -47,7 +47,10 @@ func (t *Trace) changed(c selector.Change) {
 		return
 	}
 	change := Change{
-		From: c.From, To: c.To, Topology: c.Topology, Reason: c.Verdict.Reason, Statement: c.Verdict.Name, Number: c.Number,
+		From: c.From, To: c.To, Topology: c.Topology, Reason: c.Verdict.Reason, Number: c.Number,
+	}
+	if isLost(c.Verdict) || c.Verdict.Reason == fallback.ReasonStaleShape {
+		change.Statement = c.Verdict.Name // and not that of a statement which was only there when a pooler answered
 	}
 	if c.Verdict.PgError != nil {
 		change.SQLState = c.Verdict.PgError.Code

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/fallback"
 	"github.com/bounceproof/bounceproof/internal/pgscript"
 	"github.com/bounceproof/bounceproof/prepare"
 )
@@ -67,4 +68,36 @@ func TestAChangeHoldsNothingOfTheServersMessage(t *testing.T) {
 		end()
 	}
 	t.Log(seen, "changes")
+}
+
+// A change names a statement only if that was lost, and not one that was under way when a pooler showed itself.
+func TestAChangeNamesWhatWasLost(t *testing.T) {
+	t.Parallel()
+	const sql = "insert into t values ($1::text)"
+	name := prepare.Name(sql, []uint32{25}, "")
+	for message, want := range map[string]string{
+		"prepared statement did not exist":                         name,
+		"query_wait_timeout":                                       "",
+		"transaction blocks not allowed in statement pooling mode": "",
+	} {
+		var changes []executor.Change
+		s, end := newScripted(t, pgscript.Options{}, executor.Config{
+			Trace: &executor.Trace{Changed: func(c executor.Change) { changes = append(changes, c) }},
+		}, maxConns(1))
+		s.b.Define(sql, pgscript.Statement{Params: []uint32{25}, Tag: "INSERT 0 1"})
+		for range 2 {
+			if _, err := s.ex.Exec(t.Context(), sql, prepare.Stable, "a"); err != nil {
+				t.Fatal(message, err)
+			}
+		}
+		changes = nil
+		s.b.Define(sql, pgscript.Statement{
+			Params: []uint32{25}, Tag: "INSERT 0 1", Fail: pgscript.FailTimes(pgscript.Bind, 1, pgscript.PoolerError(message)),
+		})
+		_, _ = s.ex.Exec(t.Context(), sql, prepare.Stable, "a")
+		if len(changes) == 0 || changes[0].Statement != want || changes[0].Reason == fallback.ReasonNone {
+			t.Errorf("%s: %+v", message, changes)
+		}
+		end()
+	}
 }
