@@ -174,7 +174,7 @@ func (br *batchResults) Close() error {
 	}
 	switch {
 	case br.begins:
-		br.t.sent(br.err)
+		br.t.sent(nil) // whatever the batch's error is: it may be one of the caller's functions
 		if !br.t.preamble.begun {
 			br.t.release() // it failed before it began
 		}

@@ -191,5 +191,17 @@ var batchUsages = []usage{
 		results = db.SendBatch(ctx, &bad)
 		s.err("bad begin", results.Close())
 		s.err("commit", results.Tx().Commit(ctx))
+		var own pgx.Batch
+		own.BeginTx(pgx.TxOptions{})
+		own.Queue("update h set n = 4 where id = $1", 1).Exec(func(pgconn.CommandTag) error { return errNotSent{} })
+		results = db.SendBatch(ctx, &own)
+		s.say("a function's own error: %v", results.Close() != nil)
+		s.err("commit", results.Tx().Commit(ctx))
 	}},
 }
+
+// errNotSent is what a function got elsewhere: something that was not sent.
+type errNotSent struct{}
+
+func (errNotSent) Error() string     { return "not sent" }
+func (errNotSent) SafeToRetry() bool { return true }
