@@ -209,7 +209,11 @@ func (t *tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 func (t *tx) query(ctx context.Context, queue *[]call, sql string, args []any) *rows {
 	x, err := t.newSingle(ctx, queue, sql, args, false)
 	if err != nil {
-		return &rows{conn: t.s.c.Conn(), err: err, closed: true}
+		r := &rows{err: err, closed: true}
+		if !t.closed {
+			r.conn = t.s.c.Conn() // afterwards it is somebody else's
+		}
+		return r
 	}
 	return x.query(ctx)
 }
