@@ -49,7 +49,7 @@ func (ex *Executor) lookup(c *statement.Conn, q *call, a *attempt) *statement.St
 // prepareAttempt looks the text up, learns it if need be, and picks the strategy. decision is that of the request the statement rides in; nil
 // asks for one. begin holds texts that have to precede anything that is sent.
 func (ex *Executor) prepareAttempt(
-	ctx context.Context, c *statement.Conn, q *call, a *attempt, decision *selector.Decision, begin []string,
+	ctx context.Context, c *statement.Conn, q *call, a *attempt, decision *selector.Decision, begin *[]string,
 ) error {
 	a.runs++
 	a.stage = stageLearn

@@ -308,9 +308,9 @@ func (br *batchResults) learn() (*attempt, error) {
 	if len(missing) == 0 {
 		return nil, nil
 	}
-	var begin []string
+	var begin *[]string
 	if br.t != nil {
-		begin = br.t.preamble.unsent
+		begin = &br.t.preamble.unsent
 	}
 	learnt, err := br.s.c.LearnAll(br.ctx, missing, begin)
 	br.ex.countMessages(br.s.c)

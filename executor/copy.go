@@ -68,9 +68,9 @@ func (ex *Executor) copyFrom(
 	list, target := strings.Join(quoted, ", "), table.Sanitize()
 
 	// Asked every time: binary COPY checks no types, so what was learnt before a migration would be stored as garbage without an error.
-	var begin []string
+	var begin *[]string
 	if t != nil {
-		begin = t.preamble.unsent
+		begin = &t.preamble.unsent
 	}
 	d, err := c.Describe(ctx, "select "+list+" from "+target, begin)
 	ex.countMessages(c)

@@ -283,3 +283,52 @@ func TestTracers(t *testing.T) {
 		})
 	}
 }
+
+// A tracer may run statements in the transaction that it is told about. What opens the transaction has gone out with those then, and goes once:
+// a second SAVEPOINT of the same name would keep them when the nested transaction is rolled back.
+func TestATracerInANestedTransaction(t *testing.T) {
+	t.Parallel()
+	st := place.New(place.Direct, "", "15").Start(t)
+	admin := connect(t, st.DB.URL)
+	mustExec(t, admin, "create table t (v int)")
+	for name, do := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"Exec": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "insert into t values ($1)", prepare.Stable, 1)
+			return err
+		},
+		"SendBatch": func(ctx context.Context, tx pgx.Tx) error {
+			var b pgx.Batch
+			b.Queue("insert into t values ($1)", prepare.Stable, 1)
+			return tx.SendBatch(ctx, &b).Close()
+		},
+		"CopyFrom": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.CopyFrom(ctx, pgx.Identifier{"t"}, []string{"v"}, pgx.CopyFromRows([][]any{{1}}))
+			return err
+		},
+		"Prepare": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Prepare(ctx, "a", "insert into t values ($1)")
+			return err
+		},
+	} {
+		for _, at := range []string{"query start", "query end", "prepare start", "prepare end"} {
+			i := &intruder{at: at}
+			ex := newExecutor(t, newPool(t, st.URL, maxConns(1), func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = i }), executor.Config{})
+			err := ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+				nested, err := tx.Begin(ctx)
+				if err != nil {
+					return err
+				}
+				i.run = func() {
+					if _, err := nested.Exec(ctx, "insert into t values ($1 + 1)", 1); err != nil {
+						t.Error(name, at, err)
+					}
+				}
+				return errors.Join(do(ctx, nested), nested.Rollback(ctx))
+			})
+			if got := one(t, admin, "select string_agg(v::text, ' ' order by v) from t"); err != nil || got != "NULL" {
+				t.Errorf("%s, %s: %v, the table has %s", name, at, err, got)
+			}
+			mustExec(t, admin, "truncate t")
+		}
+	}
+}

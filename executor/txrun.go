@@ -73,9 +73,9 @@ func (t *tx) send(ctx context.Context, q *call, a *attempt) (*pgconn.ResultReade
 // what is sent.
 func (t *tx) prepareAttempt(ctx context.Context, q *call, a *attempt, decision *selector.Decision, ride bool) error {
 	c := t.s.c
-	var begin []string
+	var begin *[]string
 	if ride {
-		begin = t.preamble.unsent
+		begin = &t.preamble.unsent
 	}
 	learns := c.Learns
 	err := t.ex.prepareAttempt(ctx, c, q, a, decision, begin)

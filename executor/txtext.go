@@ -144,7 +144,7 @@ func (t *tx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDe
 	if d == nil {
 		t.traceBegin(ctx)
 		var err error
-		d, err = st.Learn(ctx, t.s.c, t.preamble.unsent)
+		d, err = st.Learn(ctx, t.s.c, &t.preamble.unsent)
 		t.sent(err)
 		t.ex.countMessages(t.s.c)
 		if err != nil {

@@ -25,7 +25,7 @@ func TestContextThatEndsAtAnyLook(t *testing.T) {
 			return err
 		},
 		"learn with begin": func(ctx context.Context, w *wire, _ *statement.Description) error {
-			_, err := w.k.Lookup("select 6, $1", true).Learn(ctx, w.c, []string{"begin"})
+			_, err := w.k.Lookup("select 6, $1", true).Learn(ctx, w.c, &[]string{"begin"})
 			return err
 		},
 		"group": func(ctx context.Context, w *wire, d *statement.Description) error {

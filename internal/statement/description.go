@@ -127,9 +127,9 @@ func (s *Statement) describe(sql string, paramOIDs []uint32, fields []pgconn.Fie
 
 // Learn asks the server for the statement's parameter types and result columns, in one round trip and without leaving a name:
 // Parse "" Describe(S) Sync, as pgx does. begin holds texts that are sent in front, such as BEGIN or SAVEPOINT, so that a failure
-// leaves the transaction as aborted as it would be in pgx; with none the connection's state does not change. A pgx PrepareTracer of
-// the connection sees it. Errors are the server's, unwrapped.
-func (s *Statement) Learn(ctx context.Context, c *Conn, begin []string) (*Description, error) {
+// leaves the transaction as aborted as it would be in pgx; with nil or none the connection's state does not change. A pgx PrepareTracer of
+// the connection sees it, and begin is read behind that: the tracer may have sent what it holds. Errors are the server's, unwrapped.
+func (s *Statement) Learn(ctx context.Context, c *Conn, begin *[]string) (*Description, error) {
 	ds, err := c.LearnAll(ctx, []*Statement{s}, begin)
 	if err != nil {
 		return nil, err
@@ -138,13 +138,13 @@ func (s *Statement) Learn(ctx context.Context, c *Conn, begin []string) (*Descri
 }
 
 // Describe is [Statement.Learn] for a text that is asked about once, and not kept.
-func (c *Conn) Describe(ctx context.Context, sql string, begin []string) (*Description, error) {
+func (c *Conn) Describe(ctx context.Context, sql string, begin *[]string) (*Description, error) {
 	return newStatement(sql, "").Learn(ctx, c, begin)
 }
 
 // LearnAll learns several statements in one round trip, with begin in front, see [Statement.Learn]. A failure of one is the error of all; the
 // descriptions of those before it are returned.
-func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin []string) ([]*Description, error) {
+func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin *[]string) ([]*Description, error) {
 	texts := make([]string, len(sts))
 	ctxs := make([]context.Context, len(sts))
 	for i, st := range sts {
@@ -154,7 +154,11 @@ func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin []string) (
 			ctxs[i] = c.prepareTracer.TracePrepareStart(ctx, c.conn, pgx.TracePrepareStartData{SQL: texts[i]})
 		}
 	}
-	sds, err := c.learn(ctx, texts, begin)
+	var first []string
+	if begin != nil {
+		first = *begin
+	}
+	sds, err := c.learn(ctx, texts, first)
 	ds := make([]*Description, len(sds))
 	for i, st := range sts {
 		if i < len(sds) {

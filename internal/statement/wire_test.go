@@ -126,7 +126,7 @@ func TestLearnMessages(t *testing.T) {
 	}
 
 	// In a transaction that has not begun, BEGIN goes first: a failure leaves it as aborted as it would be in pgx.
-	if _, err := w.k.Lookup(insertArg, true).Learn(t.Context(), w.c, []string{"begin", "savepoint a"}); err != nil {
+	if _, err := w.k.Lookup(insertArg, true).Learn(t.Context(), w.c, &[]string{"begin", "savepoint a"}); err != nil {
 		t.Fatal(err)
 	}
 	w.expect("learning in a transaction",
