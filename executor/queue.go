@@ -187,7 +187,7 @@ func (m *queueCommit) trace(ctx context.Context) {
 		t.traceBegin(ctx)
 	}
 	for i := range t.queue {
-		qctx := tracer.TraceQueryStart(ctx, t.s.c.Conn(), pgx.TraceQueryStartData{SQL: t.queue[i].sql, Args: t.queue[i].given})
+		qctx := tracer.TraceQueryStart(ctx, t.s.c.Conn(), pgx.TraceQueryStartData{SQL: t.queue[i].givenSQL, Args: t.queue[i].given})
 		tracer.TraceQueryEnd(qctx, t.s.c.Conn(), pgx.TraceQueryEndData{})
 	}
 }

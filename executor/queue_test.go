@@ -52,14 +52,18 @@ func TestTheQueueInFrontOfACut(t *testing.T) {
 	mustExec(t, admin, "create table t (v int)")
 	var told events
 	ex := newExecutor(t, newPool(t, db.URL, maxConns(1), func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = &told }), executor.Config{})
-	const insert = "insert into t values ($1)"
 	for _, args := range [][]any{
 		{1},
 		{prepare.Stable, 1},
 		{pgx.QueryExecModeCacheDescribe, 1},
 		{pgx.QueryExecModeExec, 1},
 		{pgx.QueryExecModeSimpleProtocol, 1},
+		{pgx.NamedArgs{"v": 1}},
 	} {
+		insert := "insert into t values ($1)"
+		if _, named := args[0].(pgx.NamedArgs); named {
+			insert = "insert into t values (@v)"
+		}
 		var lines [2][]string
 		for i, cut := range []string{"", "savepoint a"} {
 			before := one(t, admin, "select count(*) from t")
