@@ -61,7 +61,7 @@ func (t *tx) sendBatch(ctx context.Context, queue *[]call, b *pgx.Batch) pgx.Bat
 		return pgx.FailedBatchResults(b, ErrStatementMode)
 	}
 	for _, item := range b.QueuedQueries {
-		if err := t.beforeText(ctx, queue, item.SQL, false); err != nil {
+		if err := t.beforeText(ctx, queue, t.alias(item.SQL), false); err != nil {
 			return pgx.FailedBatchResults(b, err)
 		}
 	}

@@ -182,3 +182,38 @@ func TestTheQueueIsCommittedWhateverRunsMeanwhile(t *testing.T) {
 		}
 	}
 }
+
+// A name that Prepare gave stands for its text in the queue too, and for a text that cuts the transaction in a batch.
+func TestTheQueueAndNamesOfPrepare(t *testing.T) {
+	t.Parallel()
+	db := postgres.Start(t, postgres.Options{}).NewDatabase(t)
+	admin := connect(t, db.URL)
+	mustExec(t, admin, "create table t (v int)")
+	ex := newExecutor(t, newPool(t, db.URL), executor.Config{})
+	for _, nested := range []bool{false, true} {
+		mustExec(t, admin, "truncate t")
+		err := ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+			inner := tx
+			if nested {
+				n, err := tx.Begin(ctx)
+				if err != nil {
+					return err
+				}
+				defer func() { _ = n.Commit(ctx) }()
+				inner = n.(executor.Tx)
+			}
+			_, err := inner.Prepare(ctx, "put", "insert into t values ($1)")
+			_, cutErr := inner.Prepare(ctx, "cut", "savepoint a")
+			if err := errors.Join(err, cutErr, inner.Queue("put", 5)); err != nil {
+				return err
+			}
+			var b pgx.Batch
+			b.Queue("cut")
+			b.Queue("insert into t select 10 + count(*) from t")
+			return errors.Join(inner.SendBatch(ctx, &b).Close(), inner.Queue("put", 6))
+		})
+		if got := one(t, admin, "select string_agg(v::text, ' ' order by v) from t"); err != nil || got != "5 6 11" {
+			t.Errorf("nested %t: %v, the table has %s", nested, err, got)
+		}
+	}
+}

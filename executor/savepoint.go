@@ -68,7 +68,7 @@ func (sp *savepoint) Queue(sql string, args ...any) error {
 	if sp.done() {
 		return pgx.ErrTxClosed
 	}
-	sp.queue = append(sp.queue, readCall(sql, args))
+	sp.queue = append(sp.queue, sp.root.readCall(sql, args))
 	return nil
 }
 

@@ -168,7 +168,7 @@ func (t *tx) Queue(sql string, args ...any) error {
 	if t.closed {
 		return pgx.ErrTxClosed
 	}
-	t.queue = append(t.queue, readCall(sql, args))
+	t.queue = append(t.queue, t.readCall(sql, args))
 	return nil
 }
 

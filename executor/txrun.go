@@ -18,8 +18,7 @@ func (t *tx) newSingle(ctx context.Context, queue *[]call, sql string, args []an
 	if t.closed {
 		return nil, pgx.ErrTxClosed
 	}
-	q := readCall(t.alias(sql), args)
-	q.givenSQL = sql
+	q := t.readCall(sql, args)
 	// What a rewriter leaves without arguments, Exec sends as a simple query too.
 	if err := t.beforeText(ctx, queue, q.sql, q.isPgx(exec) || exec && q.rewriter != nil); err != nil {
 		return nil, err

@@ -28,6 +28,13 @@ func (t *tx) alias(sql string) string {
 	return sql
 }
 
+// readCall reads a call of the transaction, which may be by a name that Prepare gave.
+func (t *tx) readCall(sql string, args []any) call {
+	q := readCall(t.alias(sql), args)
+	q.givenSQL = sql
+	return q
+}
+
 // flush sends what is pending by itself, for what follows goes past the executor.
 func (t *tx) flush(ctx context.Context) error {
 	if len(t.preamble.unsent) == 0 {
