@@ -128,7 +128,8 @@ func (ex *Executor) verifyDirect(ctx context.Context, c *statement.Conn, a *atte
 }
 
 // sendGroup sends texts, the question for the server connection if ask is set, and the statement in one flush, and reads up to the statement's
-// row description. It returns the server connection's process id if it asked. After an error the group is closed.
+// row description. It returns the server connection's process id if it asked, also where the
+// statement then failed; 0 is none. After an error the group is closed.
 func (ex *Executor) sendGroup(
 	ctx context.Context, c *statement.Conn, texts []string, ask bool, a *attempt, e statement.Execution,
 ) (*pgconn.ResultReader, *statement.Group, uint32, error) {
@@ -150,7 +151,7 @@ func (ex *Executor) sendGroup(
 	rr, backend, err := readOpening(g, len(texts), ask)
 	if err != nil {
 		_ = g.Close()
-		return nil, nil, 0, err
+		return nil, nil, backend, err
 	}
 	if ask && !a.decision.Pooled && !c.Direct {
 		ex.verifyDirect(ctx, c, a, backend)

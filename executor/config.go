@@ -53,8 +53,8 @@ const (
 
 // resolve returns cfg with its defaults filled in, or an error that names the field.
 func (cfg Config) resolve() (Config, error) {
-	if _, err := cfg.PreparedStatements.MarshalText(); err != nil {
-		return cfg, fmt.Errorf("executor: Config.PreparedStatements: %w", err)
+	if int(cfg.PreparedStatements) >= len(policyTexts) {
+		return cfg, fmt.Errorf("executor: Config.PreparedStatements: there is no value %d", uint8(cfg.PreparedStatements))
 	}
 	if cfg.StatementCapacity < 0 {
 		return cfg, fmt.Errorf("executor: Config.StatementCapacity: %d is negative", cfg.StatementCapacity)

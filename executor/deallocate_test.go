@@ -14,6 +14,7 @@ import (
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/internal/logrec"
 	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/place"
 )
 
@@ -273,5 +274,33 @@ func TestForgettingStatementsUnseenIsADowngrade(t *testing.T) {
 	}
 	if n := ex.Stats(); n.Downgrades != 1 || len(logs.At(slog.LevelWarn)) != 1 {
 		t.Errorf("%+v, log:\n%s", n, logs.All())
+	}
+}
+
+// A neighbour threw away all statements of the server connection. The first statement of a transaction misses its name and is redone; the next
+// ones must not count on theirs, for a miss in the middle is the transaction's end.
+func TestAMissTellsOfAllNamesOfItsServer(t *testing.T) {
+	t.Parallel()
+	r := place.New(place.TransactionRaw, "1.18", "15").Start(t, func(o *pgbouncer.Options) { o.PoolSize = 1 })
+	mustExec(t, connect(t, r.DB.URL), "create table t (v int)")
+	ex := newExecutor(t, newPool(t, r.URL, maxConns(1)), executor.Config{PreparedStatements: executor.Shared})
+	neighbour := newPool(t, r.URL, maxConns(1))
+	const another = "insert into t values ($1 + 1)"
+	for round := range 3 {
+		tx, err := ex.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, first := tx.Exec(t.Context(), knownInsert, prepare.Stable, 1)
+		_, second := tx.Exec(t.Context(), another, prepare.Stable, 1)
+		if err := errors.Join(first, second, tx.Commit(t.Context())); err != nil {
+			t.Errorf("round %d: %v", round, err)
+		}
+		if _, err := neighbour.Exec(t.Context(), "deallocate all"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := ex.Stats(); n.Misses != 2 || n.Downgrades != 0 {
+		t.Errorf("want a miss in the second and third round each: %+v", n)
 	}
 }

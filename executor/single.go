@@ -35,9 +35,9 @@ type single struct {
 	tag   pgconn.CommandTag
 }
 
-// newSingle returns a single that is free. A connection runs one statement at a time, so it keeps one in stock and a call allocates none;
+// reusableSingle returns a single that is free. A connection runs one statement at a time, so it keeps one in stock and a call allocates none;
 // only a tracer that runs a statement itself, on the same connection, gets another.
-func (s *session) newSingle() *single {
+func (s *session) reusableSingle() *single {
 	if d := dataOf(s.c); d.single.ex == nil {
 		return &d.single
 	}
@@ -50,7 +50,7 @@ func (ex *Executor) newSingle(ctx context.Context, sql string, args []any) (*sin
 	if err != nil {
 		return nil, err
 	}
-	x := s.newSingle()
+	x := s.reusableSingle()
 	x.ex, x.own = ex, alone{ex: ex, s: s}
 	x.s, x.route = &x.own.s, &x.own
 	x.q = readCall(sql, args)

@@ -186,7 +186,7 @@ func (t *tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandT
 
 // exec is Exec; queue is what the text may cut off.
 func (t *tx) exec(ctx context.Context, queue *[]call, sql string, args []any) (pgconn.CommandTag, error) {
-	x, err := t.newSingle(ctx, queue, sql, args, true)
+	x, err := t.enter(ctx, queue, sql, args, true)
 	if err != nil {
 		return pgconn.CommandTag{}, err
 	}
@@ -207,7 +207,7 @@ func (t *tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 
 // query is Query; queue is what the text may cut off.
 func (t *tx) query(ctx context.Context, queue *[]call, sql string, args []any) *rows {
-	x, err := t.newSingle(ctx, queue, sql, args, false)
+	x, err := t.enter(ctx, queue, sql, args, false)
 	if err != nil {
 		r := &rows{err: err, closed: true}
 		if !t.closed {

@@ -13,8 +13,8 @@ import (
 	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
-// newSingle makes the transaction ready for a call; queue is what its text may cut off, exec is true for Exec.
-func (t *tx) newSingle(ctx context.Context, queue *[]call, sql string, args []any, exec bool) (*single, error) {
+// enter makes the transaction ready for a call; queue is what its text may cut off, exec is true for Exec.
+func (t *tx) enter(ctx context.Context, queue *[]call, sql string, args []any, exec bool) (*single, error) {
 	if t.closed {
 		return nil, pgx.ErrTxClosed
 	}
@@ -29,7 +29,7 @@ func (t *tx) newSingle(ctx context.Context, queue *[]call, sql string, args []an
 
 // singleOf is a call on its way in the transaction.
 func (t *tx) singleOf(q call) *single {
-	x := t.s.newSingle()
+	x := t.s.reusableSingle()
 	x.ex, x.s, x.route, x.q = t.ex, &t.s, t, q
 	x.a.unnamed = t.unnamed
 	return x
@@ -55,14 +55,14 @@ func (t *tx) send(ctx context.Context, q *call, a *attempt) (*pgconn.ResultReade
 		return rr, nil, err
 	}
 	rr, g, backend, err := t.ex.sendGroup(ctx, c, t.preamble.unsent, ask, a, e)
+	if ask {
+		t.backend = backend // also where the statement was missing: retry then knows on which server
+	}
 	if err != nil {
 		if a.stage == stageSent {
 			t.sent(err)
 		}
 		return nil, nil, err
-	}
-	if ask {
-		t.backend = backend
 	}
 	t.preamble.arrived()
 	return rr, g, nil
