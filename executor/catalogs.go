@@ -21,7 +21,7 @@ type connData struct {
 
 	// What follows is of the executor that used the connection last.
 	owner   *Executor
-	epoch   uint64 // the number of the selector's decision that the connection's names belong to
+	epoch   int64 // the number of the selector's decision that the connection's names belong to
 	catalog *statement.Catalog
 	stable  map[string]*statement.Statement // of the catalog's, those that this connection has used: no lock, no recency to keep
 }

@@ -39,7 +39,7 @@ type Change struct {
 	// Statement is the name of the statement that was lost, or that another one stood in place of; "" if there was none.
 	Statement string
 	// Number counts an executor's decisions from 1: callbacks of several changes may arrive out of order.
-	Number uint64
+	Number int64
 }
 
 func (t *Trace) changed(c selector.Change) {

@@ -31,7 +31,7 @@ type Decision struct {
 	// Topology is what the last probe, or an error since, says is there.
 	Topology fallback.Topology
 	// Number counts the decisions of a selector, from 1.
-	Number uint64
+	Number int64
 
 	window *window // misses of shared names; nil for the other strategies
 }
@@ -45,7 +45,7 @@ type Change struct {
 	// Verdict is the evidence that caused the change; its Reason is ReasonNone when a probe did.
 	Verdict fallback.Verdict
 	// Number is that of the new [Decision]: callbacks of several changes may arrive out of order.
-	Number uint64
+	Number int64
 }
 
 // Config configures a [Selector]. The zero value works.

@@ -284,7 +284,7 @@ func TestSelectorUnderLoad(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		numbers := map[uint64]bool{}
+		numbers := map[int64]bool{}
 		for _, c := range said.changes {
 			if c.From == c.To || numbers[c.Number] {
 				t.Fatalf("change %+v", c)

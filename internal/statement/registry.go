@@ -28,9 +28,9 @@ type Conn struct {
 	copyTracer    pgx.CopyFromTracer
 
 	names     *simplelru.LRU[string, *entry]
-	epochs    map[any]uint64
+	epochs    map[any]int64
 	closes    []string // evicted names; a Close for each rides in front of the next request
-	forgotten uint64   // how often all names were forgotten
+	forgotten int64   // how often all names were forgotten
 	eqb       pgx.ExtendedQueryBuilder
 
 	// Data is the caller's own, kept with the connection.
@@ -125,14 +125,14 @@ func (c *Conn) Forget(name string) {
 
 // Reset makes every name unknown when epoch is another one than at owner's last call: names that were parsed while a pooler worked in one
 // way mean nothing to it once it works in another. Each owner counts for itself.
-func (c *Conn) Reset(owner any, epoch uint64) {
+func (c *Conn) Reset(owner any, epoch int64) {
 	if last, ok := c.epochs[owner]; ok && last == epoch {
 		return
 	} else if ok {
 		c.ForgetAll()
 	}
 	if c.epochs == nil {
-		c.epochs = make(map[any]uint64, 1)
+		c.epochs = make(map[any]int64, 1)
 	}
 	c.epochs[owner] = epoch
 }
@@ -147,4 +147,4 @@ func (c *Conn) ForgetAll() {
 }
 
 // Forgotten counts how often all names were forgotten.
-func (c *Conn) Forgotten() uint64 { return c.forgotten }
+func (c *Conn) Forgotten() int64 { return c.forgotten }
