@@ -40,7 +40,7 @@ type tx struct {
 	preamble  preamble
 	unnamed   bool   // the second run of InTx, which no lost name is to end again
 	backend   uint32 // the server connection, where Shared has asked; else 0
-	forgotten int64 // how often the connection had forgotten its names when backend's were last looked at
+	forgotten int64  // how often the connection had forgotten its names when backend's were last looked at
 
 	queue      []call
 	onCommit   []func()

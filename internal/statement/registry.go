@@ -30,7 +30,7 @@ type Conn struct {
 	names     *simplelru.LRU[string, *entry]
 	epochs    map[any]int64
 	closes    []string // evicted names; a Close for each rides in front of the next request
-	forgotten int64   // how often all names were forgotten
+	forgotten int64    // how often all names were forgotten
 	eqb       pgx.ExtendedQueryBuilder
 
 	// Data is the caller's own, kept with the connection.
