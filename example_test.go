@@ -25,8 +25,8 @@ import (
 func usage(ctx context.Context, url string, sendMail func(context.Context, outbox.Delivery) error) {
 	pool := must(pgxpool.New(ctx, url)) // to PostgreSQL, or through any PgBouncer
 	defer pool.Close()
-	ex := must(executor.New(pool, executor.Config{})) // has the methods of the pool
-	defer ex.Close(ctx)
+	ex := must(executor.New(pool, executor.Config{})) // stands where the pool stands
+	defer ex.Close(context.WithoutCancel(ctx))        // sends the notifications that wait
 	store := must(outbox.New(ex, outbox.Config{}))
 	check(store.Migrate(ctx))
 

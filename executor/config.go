@@ -21,7 +21,7 @@ type Config struct {
 	PrepareThreshold int
 
 	// StatementCapacity is how many names one connection keeps before the least recently used is closed. Under Shared it bounds the names
-	// of the whole executor. Defaults to 200, PgBouncer's own default for max_prepared_statements.
+	// of the whole executor. Defaults to 200, PgBouncer's own default for max_prepared_statements; negative is an error.
 	StatementCapacity int
 
 	// StatementSalt goes into every statement's name. Executors with different salts never use each other's statements.
@@ -38,7 +38,8 @@ type Config struct {
 	// prepare.Stable. Guard has no use for it.
 	Sender notify.SenderConfig
 
-	// Logger gets one warning per downgrade and one info per return. It never gets SQL or arguments. Defaults to slog.Default().
+	// Logger gets one warning per downgrade and one info per return, the first decision under Shared included, and lines for debugging. It never
+	// gets SQL or arguments. Defaults to slog.Default().
 	Logger *slog.Logger
 
 	// Trace is called at the executor's own events; nil is none.

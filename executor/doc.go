@@ -17,8 +17,8 @@
 //
 // # What it costs
 //
-// Nothing over bare pgx: no more allocations, and no extra round trip but the one that learns a text again, every five minutes and when a
-// migration shows. Where pgx learns a text on every connection, an executor learns it once. A transaction begins with its first statement's
+// Nothing over bare pgx: no more allocations, and no extra round trip but the one that learns a text again, every five minutes, when a
+// migration shows, and after arguments that cannot be encoded. Where pgx learns a text on every connection, an executor learns it once. A transaction begins with its first statement's
 // round trip; what is queued with [Tx] rides with COMMIT.
 //
 // # Limits
@@ -26,7 +26,8 @@
 // The executor chooses how statements are sent: DefaultQueryExecMode of the pool counts only for what goes past it. An explicit
 // QueryExecMode argument counts always.
 //
-// Names that were prepared with pgx.Conn.Prepare, in AfterConnect for instance, are not looked up: pass the text. Session state does not
+// Names that were prepared with pgx.Conn.Prepare, in AfterConnect for instance, are not looked up: pass the text. Those of
+// Tx.Prepare are. Session state does not
 // survive a transaction pooler with this package either: SET without LOCAL, advisory locks of the session, LISTEN (see package notify),
 // temporary tables, WITH HOLD cursors. Results of a batch that were handed out cannot be taken back, so a batch that fails after its first
 // result reports the error.

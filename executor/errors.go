@@ -8,7 +8,7 @@ import (
 )
 
 var (
-	// ErrClosed is returned by every method of a closed executor, and when the pool underneath was closed; then puddle.ErrClosedPool is in
+	// ErrClosed is returned by every method of a closed executor that would send something, and when the pool underneath was closed; then puddle.ErrClosedPool is in
 	// the chain too.
 	ErrClosed = errors.New("executor: closed")
 

@@ -54,7 +54,6 @@ func (ex *Executor) decideRetry(ctx context.Context, s *session, a *attempt, pha
 		if phase == fallback.PhaseInside || s.c.PgConn().IsBusy() {
 			return false, err // to learn may fail, and must not end a sound transaction; the next use learns
 		}
-		a.forced = false
 		return true, err
 	}
 	before := a.verdict
@@ -78,10 +77,9 @@ func (ex *Executor) decideRetry(ctx context.Context, s *session, a *attempt, pha
 		a.strategy, a.parse, a.forced = fallback.Unprepared, false, true
 	case fallback.Reparse:
 		a.strategy, a.parse, a.forced = fallback.Shared, true, true
-	case fallback.Relearn:
-		a.forced = false
-	case fallback.RunElsewhere:
-		// The same way: what an earlier failure taught holds on another connection too.
+	case fallback.Relearn, fallback.RunElsewhere:
+		// The same way, forced if it was: what an earlier failure taught holds for other types and on another connection too. A name that
+		// was missing on one server after a migration is missing, or stale, on the next one as well.
 	case fallback.Return, fallback.RunLater, fallback.RerunTx:
 		return false, err
 	}

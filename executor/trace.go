@@ -13,9 +13,11 @@ import (
 type Trace struct {
 	// Probed is called after each look at the pooler.
 	Probed func(top fallback.Topology, took time.Duration, err error)
-	// Changed is called when the executor goes from one way of sending to another.
+	// Changed is called when the executor goes from one way of sending to another, the first decision included: its From is
+	// fallback.Undecided.
 	Changed func(change Change)
-	// Retried is called when a statement is about to be run a second time, unseen by the caller.
+	// Retried is called when a statement, a batch or the function of InTx is about to be run again, unseen by the caller. name is the lost
+	// statement's, "" if it had none.
 	Retried func(reason fallback.Reason, name string)
 }
 
@@ -38,7 +40,7 @@ type Change struct {
 	SQLState string
 	// Statement is the name of the statement that was lost, or that another one stood in place of; "" if there was none.
 	Statement string
-	// Number counts an executor's decisions from 1: callbacks of several changes may arrive out of order.
+	// Number counts an executor's decisions, of which the undecided beginning is 1: callbacks of several changes may arrive out of order.
 	Number int64
 }
 

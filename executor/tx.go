@@ -16,7 +16,8 @@ import (
 //
 // BEGIN is not sent until it is needed: it rides with the first statement. A transaction that never sent anything commits or rolls back
 // without traffic. Conn sends what has not been sent, which is a round trip of up to five seconds that no context bounds: what runs on the
-// connection it returns is pgx's own.
+// connection it returns is pgx's own. Prepare sends no name: it describes the text and makes the name stand for it in Exec, Query, QueryRow,
+// SendBatch and Queue of this transaction.
 type Tx interface {
 	pgx.Tx
 

@@ -26,6 +26,13 @@ const (
 	PhaseCommit
 )
 
+var phaseTexts = [...]string{
+	PhaseAlone: "alone", PhaseConnect: "connect", PhaseBegin: "begin", PhaseInside: "inside", PhaseCommit: "commit",
+}
+
+// String names the phase in a word.
+func (p Phase) String() string { return textOf(phaseTexts[:], p) }
+
 // Context is what the caller knows about the failed request. The zero value is the cautious one: nothing is known, nothing is repeated
 // that might have run.
 type Context struct {

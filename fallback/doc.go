@@ -5,8 +5,11 @@
 //   - What does this error mean? [Classify] is a pure function from an error and what the caller knows about the failed request to a
 //     [Verdict]: what went wrong, whether anything of the request may stand, whether the connection lives, and what to do next.
 //
-// It knows nothing of pools, of SQL or of how statements are put on the wire; it decides, and its caller acts. Nothing here starts a
-// goroutine that outlives the call, and no log line carries SQL text or arguments.
+// An executor asks both by itself; this package is for programs that want to know, or that send statements in their own way. It sends nothing
+// but the probe, decides, and its caller acts. Nothing here starts a goroutine that outlives the call.
+//
+// A Sync group, in what follows, is what a client sends up to a Sync message: the server answers it as a whole, and without BEGIN it is a
+// transaction of its own.
 //
 // The protocol facts come from PgBouncer's source (prepare.c, server.c, client.c, janitor.c, objects.c and proto.c of 1.15 to 1.26),
 // from PostgreSQL's (postgres.c, prepare.c, plancache.c and pquery.c of 13 to 18) and from running both; where a fact was only read

@@ -1,5 +1,3 @@
 // Package prepare is what a program sees of prepared statements: the option [Stable], which marks a text that never changes, and [Name],
 // which says what its prepared statement is called on every server and in every process.
-//
-// How statements are learnt, kept and put on the wire is the business of package executor.
 package prepare

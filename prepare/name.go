@@ -13,7 +13,7 @@ const NamePrefix = "bp_"
 // (27 bytes) far below PostgreSQL's limit of 63 (NAMEDATALEN, src/include/pg_config_manual.h).
 const nameDigits = 24
 
-// Name returns the name under which sql with parameters of the given type OIDs is prepared: the same text and types have the same
+// Name returns the name, [NamePrefix] and 24 hex digits, under which sql with parameters of the given type OIDs is prepared: the same text and types have the same
 // name in every process, so a server connection that a pooler lends to many clients either has exactly our statement or none. salt
 // separates executors that share a database role without trusting each other; empty for none. Safe for concurrent use.
 func Name(sql string, paramOIDs []uint32, salt string) string {

@@ -10,7 +10,8 @@ import (
 //
 //	ex.QueryRow(ctx, "select email from users where id = $1", prepare.Stable, 42)
 //
-// An executor sends a marked statement as a named prepared statement from its first use. On a bare pool it does nothing: it
+// It may stand before or after other options (pgx.QueryExecMode, pgx.QueryResultFormats, pgx.NamedArgs), in front of the arguments. An explicit
+// QueryExecMode counts more. An executor sends a marked statement as a named prepared statement from its first use. On a bare pool it does nothing: it
 // implements [pgx.QueryRewriter] as the identity. Safe for concurrent use.
 var Stable stable
 

@@ -215,7 +215,7 @@ func (s *Selector) downgrade(ran *Decision, v fallback.Verdict) (to fallback.Str
 		t.Mode = fallback.ModeStatement
 		t.Evidence = append(t.Evidence[:len(t.Evidence):len(t.Evidence)], "it refused a transaction")
 		if !t.Known() {
-			t.Pooler = fallback.PoolerOther
+			return to, t, true // nobody has looked yet, so nothing is known about names: a probe tells
 		}
 		return s.config.Policy.Strategy(t), t, false
 	}
