@@ -217,3 +217,54 @@ func TestTheQueueAndNamesOfPrepare(t *testing.T) {
 		}
 	}
 }
+
+// A text that could not be sent leaves the transaction as it was, and so it leaves its queue.
+func TestTheQueueOutlivesACutThatWasNotSent(t *testing.T) {
+	t.Parallel()
+	for _, nested := range []bool{false, true} {
+		for _, busy := range []bool{false, true} {
+			_, ex, c := numbers(t, 1, executor.Config{})
+			err := ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, outer executor.Tx) error {
+				in := pgx.Tx(outer)
+				if nested {
+					var err error
+					if in, err = outer.Begin(ctx); err != nil {
+						return err
+					}
+				}
+				if _, err := in.Exec(ctx, insertNumber, 1); err != nil {
+					return err
+				}
+				for i := range 2 {
+					if err := in.(executor.Tx).Queue(insertNumber, i); err != nil {
+						return err
+					}
+				}
+				done, cancel := context.WithCancel(ctx)
+				defer cancel()
+				if busy {
+					rows, err := in.Query(ctx, "select generate_series(1, 3)")
+					if err != nil {
+						return err
+					}
+					defer rows.Close()
+				} else {
+					cancel()
+				}
+				if _, err := in.Exec(done, "savepoint a"); err == nil {
+					t.Error("it could be sent")
+				}
+				if !nested {
+					return nil
+				}
+				if busy {
+					return nil // left to the outer one: rows are open
+				}
+				return in.Commit(ctx)
+			})
+			if n := rowsIn(t, c); err != nil || n != 3 {
+				t.Errorf("nested %v, busy %v: %d rows of 3, %v", nested, busy, n, err)
+			}
+		}
+	}
+}

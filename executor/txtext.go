@@ -67,6 +67,9 @@ func (t *tx) beforeText(ctx context.Context, queue *[]call, sql string, simple b
 	if queue == nil || len(*queue) == 0 || !cutsTransaction(sql, simple) {
 		return nil
 	}
+	if t.s.c.PgConn().IsBusy() {
+		return nil // rows are open: the text will be refused, and a queued statement would break them
+	}
 	if t.s.c.PgConn().TxStatus() == 'E' {
 		// Only ROLLBACK (TO) does anything here, and it takes with it what would have run before the failure.
 		*queue = nil
@@ -97,14 +100,14 @@ func cutsTransaction(sql string, simple bool) bool {
 	return kind&sqltext.Cuts != 0
 }
 
-// runQueue runs queued statements now.
+// runQueue runs queued statements now. One that fails stays, with those behind it: if it was not sent the caller may go on, and COMMIT must not
+// leave it out.
 func (t *tx) runQueue(ctx context.Context, queue *[]call) error {
-	calls := *queue
-	*queue = nil
-	for i := range calls {
-		if err := t.runQueued(ctx, calls[i]); err != nil {
+	for len(*queue) > 0 {
+		if err := t.runQueued(ctx, (*queue)[0]); err != nil {
 			return err
 		}
+		*queue = (*queue)[1:]
 	}
 	return nil
 }
