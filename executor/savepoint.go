@@ -45,14 +45,25 @@ func (sp *savepoint) done() bool {
 	return sp.closed || sp.root.closed || !slices.Contains(sp.root.nested, sp)
 }
 
-// end takes the transaction, and those within it, off the open ones.
-func (sp *savepoint) end(committed bool) {
+// end takes the transaction, and those within it, off the open ones, and returns them all, innermost last.
+func (sp *savepoint) end() (ended []*savepoint) {
 	sp.closed = true
 	i := slices.Index(sp.root.nested, sp)
-	for _, ended := range slices.Backward(sp.root.nested[i:]) {
-		ended.local.End(committed) // those within too: RELEASE keeps what has run in them
-	}
+	ended = sp.root.nested[i:]
 	sp.root.nested = sp.root.nested[:i]
+	return ended
+}
+
+// handOver gives what transactions that have ended hold to the one around each, if it is kept, and drops it if not. Those that nobody has
+// ended are no exception: RELEASE and COMMIT keep what has run in them.
+func handOver(ended []*savepoint, kept bool) {
+	for _, sp := range slices.Backward(ended) {
+		sp.local.End(kept)
+		if kept {
+			sp.parent.adopt(sp.queue, sp.onCommit)
+		}
+		sp.queue, sp.onCommit = nil, nil
+	}
 }
 
 // Begin starts a transaction within this one.
@@ -60,7 +71,7 @@ func (sp *savepoint) Begin(context.Context) (pgx.Tx, error) {
 	if sp.done() {
 		return nil, pgx.ErrTxClosed
 	}
-	return sp.root.nest(sp), nil
+	return sp.root.nest(), nil
 }
 
 // Queue implements [Tx].
@@ -84,14 +95,13 @@ func (sp *savepoint) Commit(ctx context.Context) error {
 	if sp.done() {
 		return pgx.ErrTxClosed
 	}
-	sp.end(true)
-	if !sp.root.preamble.takeBack("savepoint " + sp.name) {
-		if err := sp.root.control(ctx, "release savepoint "+sp.name); err != nil {
-			return err
-		}
+	// A failed transaction has nothing left but to be rolled back. Any other keeps what has run within the savepoint, even if RELEASE cannot be
+	// sent.
+	handOver(sp.end(), sp.root.s.c.PgConn().TxStatus() != 'E')
+	if sp.root.preamble.takeBack("savepoint " + sp.name) {
+		return nil
 	}
-	sp.parent.adopt(sp.queue, sp.onCommit)
-	return nil
+	return sp.root.control(ctx, "release savepoint "+sp.name)
 }
 
 // Rollback rolls back to the savepoint and drops what was queued.
@@ -99,7 +109,7 @@ func (sp *savepoint) Rollback(ctx context.Context) error {
 	if sp.done() {
 		return pgx.ErrTxClosed
 	}
-	sp.end(false)
+	handOver(sp.end(), false)
 	if sp.root.preamble.takeBack("savepoint " + sp.name) {
 		return nil
 	}

@@ -24,7 +24,8 @@ type Tx interface {
 	// Queue adds a statement, with the arguments and options of Exec, that is sent together with COMMIT. Its error is Commit's, and rolls
 	// back the transaction. A transaction of nothing but queued statements, with default options, is one round trip without BEGIN and
 	// COMMIT, also behind a pooler in statement mode. In a nested transaction the queue moves to the parent on Commit and is dropped on
-	// Rollback. The only error of Queue itself is pgx.ErrTxClosed: the transaction has ended, and nothing will be sent.
+	// Rollback; if neither was called it goes the way of what has run there, with the Commit or Rollback of the one around. The only error of
+	// Queue itself is pgx.ErrTxClosed: the transaction has ended, and nothing will be sent.
 	Queue(sql string, args ...any) error
 
 	// OnCommit adds a function that runs after the outermost transaction's confirmed commit, in the order of the calls, on the goroutine of
@@ -224,11 +225,15 @@ func (t *tx) Begin(context.Context) (pgx.Tx, error) {
 	if t.closed {
 		return nil, pgx.ErrTxClosed
 	}
-	return t.nest(t), nil
+	return t.nest(), nil
 }
 
-// nest makes a nested transaction of parent.
-func (t *tx) nest(parent nestable) *savepoint {
+// nest makes a nested transaction. It is part of the innermost one that is open, whichever was asked: that is where its SAVEPOINT stands.
+func (t *tx) nest() *savepoint {
+	var parent nestable = t
+	if n := len(t.nested); n > 0 {
+		parent = t.nested[n-1]
+	}
 	t.savepoints++
 	sp := &savepoint{root: t, parent: parent, name: "sp_" + strconv.Itoa(t.savepoints)}
 	t.nested = append(t.nested, sp)

@@ -19,6 +19,8 @@ func (t *tx) Commit(ctx context.Context) error {
 	if t.closed {
 		return pgx.ErrTxClosed
 	}
+	handOver(t.nested, true)
+	t.nested = nil
 	if err := t.commitAndRelease(ctx); err != nil {
 		return err
 	}

@@ -196,3 +196,46 @@ func TestAFirstPublishNeedsNoSecondServerConnection(t *testing.T) {
 		t.Errorf("%d events, want 1", n)
 	}
 }
+
+// What is published in a nested transaction is delivered if what has run there is kept, and what the one around publishes is announced.
+func TestAnEventSharesTheFateOfItsNestedTransaction(t *testing.T) {
+	t.Parallel()
+	for _, leftOpen := range []bool{true, false} {
+		db := setup(t, outbox.Config{})
+		p := db.proc
+		if _, err := db.conn.Exec(t.Context(), "create table business (id int)"); err != nil {
+			t.Fatal(err)
+		}
+		rec := newRecorder()
+		start(t, p.subscribe(t, "s", outbox.SubscriptionConfig{}), outbox.HandlerFunc(rec.handle), outbox.DispatcherConfig{PollInterval: -1})
+		p.publish(t, outbox.Event{Type: "first"}) // what a dispatcher finds by itself at its start is no announcement
+		eventually(t, "the first", func() bool { return rec.n.Load() == 1 })
+		err := p.ex.InTx(t.Context(), pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+			nested, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			if _, err := nested.Exec(ctx, "insert into business values (1)"); err != nil {
+				return err
+			}
+			if err := p.store.Publish(ctx, nested, outbox.Event{Type: "nested", Key: "k"}); err != nil {
+				return err
+			}
+			if !leftOpen {
+				done, cancel := context.WithCancel(ctx)
+				cancel()
+				if err := nested.Commit(done); !errors.Is(err, context.Canceled) {
+					t.Errorf("commit with a context that is done: %v", err)
+				}
+			}
+			return p.store.Publish(ctx, tx, outbox.Event{Type: "outer", Key: "k"})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rows, n := db.count(t, "select count(*) from business"), db.count(t, "select count(*) from outbox.event"); rows != 1 || n != 3 {
+			t.Errorf("left open %v: %d rows of 1, %d events of 3", leftOpen, rows, n)
+		}
+		eventually(t, "all without a poll", func() bool { return rec.n.Load() == 3 })
+	}
+}
