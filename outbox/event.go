@@ -38,7 +38,8 @@ type Event struct {
 
 	// DedupKey, if not empty, lets only the first event with it through, for as long as Config.DedupWindow says: others are left
 	// out without an error. One in a transaction that aborts does not count. At most 1,000 bytes. A publisher waits for another one
-	// with the same DedupKey until that transaction ends.
+	// with the same DedupKey until that transaction ends. Only those of one call are taken in sorted order: transactions that publish
+	// under the same ones, or the same and a Key, in several calls in different orders can deadlock (40P01).
 	DedupKey string
 }
 
