@@ -48,17 +48,18 @@ func (j *job) sideBySide(one func(*item) error) {
 				wg.Go(take)
 			}
 		}()
+		call := func(it *item) error {
+			with = it
+			err := recovered(func() error { return one(it) })
+			with = nil
+			return err
+		}
 		for {
 			i := int(next.Add(1)) - 1
 			if i >= len(j.runs) {
 				return
 			}
-			j.inOrder(j.runs[i], func(it *item) error {
-				with = it
-				err := recovered(func() error { return one(it) })
-				with = nil
-				return err
-			})
+			j.inOrder(j.runs[i], call)
 		}
 	}
 	for range min(len(j.runs), cap(j.r.slots)) {
