@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/await"
 	"github.com/bounceproof/bounceproof/outbox"
 	"github.com/bounceproof/bounceproof/testenv/place"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
@@ -117,13 +118,7 @@ func (f *fixture) status(name string) outbox.SubscriptionStatus {
 
 func (f *fixture) await(ok func() bool) {
 	f.t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			f.t.Fatal("it did not happen in 30 s")
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	await.True(f.t, "what the command was to bring about", ok)
 }
 
 func TestOutboxMigrate(t *testing.T) {

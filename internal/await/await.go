@@ -15,9 +15,15 @@ const Deadline = 30 * time.Second
 // waited for.
 func True(t testing.TB, what string, cond func() bool) {
 	t.Helper()
+	Within(t, Deadline, what, cond)
+}
+
+// Within is [True] with another limit.
+func Within(t testing.TB, limit time.Duration, what string, cond func() bool) {
+	t.Helper()
 	for start := time.Now(); !cond(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(start) > Deadline {
-			t.Fatalf("not within %v: %s", Deadline, what)
+		if time.Since(start) > limit {
+			t.Fatalf("not within %v: %s", limit, what)
 		}
 	}
 }
