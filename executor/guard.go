@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/selector"
 )
 
 // Guard makes a bare pool safe behind a pooler, for code that keeps the pool: River, database/sql through stdlib.OpenDBFromPool. Call it
@@ -38,7 +39,7 @@ func Guard(pool *pgxpool.Config, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	g := &guard{cfg: cfg, reprobe: cmp.Or(cfg.ReprobeAfter, defaultGuardReprobe)}
+	g := &guard{cfg: cfg, reprobe: cmp.Or(cfg.ReprobeAfter, selector.DefaultReprobeAfter)}
 	g.state.Store(&guardState{})
 
 	before := pool.BeforeConnect
@@ -67,14 +68,11 @@ func Guard(pool *pgxpool.Config, cfg Config) error {
 	return nil
 }
 
-// defaultGuardReprobe is how long a verdict holds before a new connection looks again.
-const defaultGuardReprobe = 30 * time.Second
-
 // guard is what the connections of one guarded pool share.
 type guard struct {
 	cfg     Config
-	reprobe time.Duration
-	probing sync.Mutex // held while a probe runs
+	reprobe time.Duration // how long a verdict holds before a new connection looks again; negative is for ever
+	probing sync.Mutex    // held while a probe runs
 	state   atomic.Pointer[guardState]
 }
 

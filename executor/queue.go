@@ -43,11 +43,6 @@ type queueCommit struct {
 	implicit bool // no BEGIN and no COMMIT
 }
 
-// try implements [task].
-func (m *queueCommit) try(ctx context.Context) (*attempt, error) {
-	return m.send(ctx)
-}
-
 // succeeded implements [task].
 func (m *queueCommit) succeeded(ctx context.Context) {
 	for i := range m.attempts {
@@ -93,8 +88,8 @@ func (m *queueCommit) retry(ctx context.Context, failed *attempt, err error) (bo
 	return true, nil
 }
 
-// send is one attempt at the group. It returns the attempt that failed, nil when it was none of the queued statements.
-func (m *queueCommit) send(ctx context.Context) (*attempt, error) {
+// try implements [task]. The attempt that failed is nil when it was none of the queued statements.
+func (m *queueCommit) try(ctx context.Context) (*attempt, error) {
 	t, c := m.t, m.t.s.c
 	g := c.NewGroup()
 	texts := 0

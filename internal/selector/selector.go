@@ -11,9 +11,11 @@ import (
 	"github.com/bounceproof/bounceproof/fallback"
 )
 
+// DefaultReprobeAfter is the wait before the first renewed probe.
+const DefaultReprobeAfter = 30 * time.Second
+
 const (
-	defaultReprobeAfter = 30 * time.Second
-	maxReprobeAfter     = 10 * time.Minute
+	maxReprobeAfter = 10 * time.Minute
 	// probeLease is how long an elected caller may keep the others from probing. A probe takes two seconds and the time to connect.
 	probeLease = 15 * time.Second
 	// probeRetry is the wait after a probe that found nothing out, doubled with each further one.
@@ -88,7 +90,7 @@ func New(config Config) *Selector {
 		config.Logger = slog.Default()
 	}
 	if config.ReprobeAfter == 0 {
-		config.ReprobeAfter = defaultReprobeAfter
+		config.ReprobeAfter = DefaultReprobeAfter
 	}
 	s := &Selector{config: config, start: time.Now(), reprobeWait: config.ReprobeAfter, retryWait: probeRetry}
 	first := &Decision{Strategy: config.Policy.Strategy(fallback.Topology{}), Pooled: true, Number: 1}
@@ -102,9 +104,6 @@ func New(config Config) *Selector {
 // Decision returns what to do now: one atomic load, no allocation. Take it once at the beginning of an execution and hand the same one to
 // [Selector.Observe], so that evidence against a decision of the past does not count against the present one.
 func (s *Selector) Decision() *Decision { return s.current.Load() }
-
-// Strategy is Decision().Strategy.
-func (s *Selector) Strategy() fallback.Strategy { return s.current.Load().Strategy }
 
 // ShouldProbe reports whether the caller should probe, and then call [Selector.Probed] or [Selector.ProbeFailed]. It answers true to one caller only; should
 // that one never come back, to another one 15 seconds later. While nothing is due it is one atomic load, and no clock is read unless a

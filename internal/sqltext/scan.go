@@ -5,13 +5,6 @@ import "strings"
 // longestWord is as long as the longest word of the tables; a longer word is in none of them.
 const longestWord = 16
 
-// Keyword returns the first word of a statement in lower case, past white space, comments, opening parentheses and semicolons; empty if there is
-// none. Safe for concurrent use.
-func Keyword(sql string) string {
-	rest := skip(sql)
-	return strings.ToLower(rest[:wordEnd(rest)])
-}
-
 // word puts the word that sql begins with, in lower case, into buf. It returns what of it fits.
 func word(sql string, buf *[longestWord]byte) []byte {
 	n := min(wordEnd(sql), longestWord)
