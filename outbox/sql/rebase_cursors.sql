@@ -9,7 +9,7 @@ cross join lateral (
 left join {schema}.tick ta on ta.id = c.from_tick
 left join {schema}.tick tb on tb.id = c.to_tick
 cross join (select max(t.tip) as tip from {schema}.tick t) old
-cross join (select case when is_called then last_value else last_value - 1 end as seq from {schema}.event_seq) last
+cross join (select coalesce(pg_sequence_last_value(q.tableoid), 0) as seq from {schema}.event_seq q) last
 cross join lateral (
   select min(e.seq) as seq from {schema}.event e
   where e.lane = l.lane and (

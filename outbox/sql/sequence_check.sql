@@ -7,5 +7,5 @@ select s.seqcache, s.seqincrement, s.seqcycle,
                           cross join lateral (select e.seq from {schema}.event e where e.lane = l.lane
                                               order by e.seq desc limit 1) m))
 from pg_sequence s
-cross join (select case when is_called then last_value else last_value - 1 end as last from {schema}.event_seq) v
+cross join (select coalesce(pg_sequence_last_value(q.tableoid), 0) as last from {schema}.event_seq q) v
 where s.seqrelid = '{schema}.event_seq'::regclass

@@ -1,5 +1,5 @@
 -- The log as a whole.
-select (select case when is_called then last_value else last_value - 1 end from {schema}.event_seq),
+select (select coalesce(pg_sequence_last_value(q.tableoid), 0) from {schema}.event_seq q),
        (select max(t.id) from {schema}.tick t),
        (select count(*) from {schema}.tick t),
        (select count(*) from {schema}.scheduled s)

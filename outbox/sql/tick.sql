@@ -14,7 +14,7 @@ with last as materialized (
            and m.database_oid = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
            and coalesce((select l.xmax from last l), 0) <= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
            and coalesce((select l.tip from last l), 0) <= s.tip as same
-  from (select case when is_called then last_value else last_value - 1 end as tip from {schema}.event_seq) s
+  from (select coalesce(pg_sequence_last_value(q.tableoid), 0) as tip from {schema}.event_seq q) s
   cross join {schema}.meta m
 ), added as (
   insert into {schema}.tick (id, floor, tip, snapshot)
