@@ -15,6 +15,8 @@
 // the later tick's snapshot and not in the earlier one's, so a transaction that takes long delays nobody, and one that aborts is never
 // seen. Subscriptions are places in the log: another reader, or a replay, costs nothing.
 //
+// A program that has no rows to write with its events calls [Store.PublishNow]; concurrent calls share a commit.
+//
 // # Guarantees
 //
 //   - A committed event is delivered at least once to every subscription; an aborted one never.

@@ -59,6 +59,7 @@ type Store struct {
 
 	lanes    atomic.Int64  // as verified against the database; 0 before
 	rotation atomic.Uint64 // of the lanes of unkeyed events
+	groups   groups        // of PublishNow
 
 	mu      sync.Mutex // guards running; nothing is called under it
 	running map[chan struct{}]struct{}
@@ -98,6 +99,7 @@ func New(ex *executor.Executor, cfg Config) (*Store, error) {
 		retention: cfg.Retention, dedupWindow: cfg.DedupWindow, log: cfg.Logger,
 		sql: statementsFor(cfg.Schema), running: make(map[chan struct{}]struct{}),
 	}
+	s.groups.send, s.groups.locks = s.publishGroup, make(map[int64]struct{})
 	s.rotation.Store(rand.Uint64()) // processes that start together do not fill the same lane
 	return s, nil
 }
