@@ -48,7 +48,7 @@ type statements struct {
 	leaseRenew, leaseShares, leaseClaim, leaseReturn string
 	resetCrashes, adopt                              string
 	completeFailed, failedLoad, failedDue            string
-	publishAny, scheduledMove                        string
+	publishAny, publishJSON, scheduledMove           string
 	meta                                             string
 }
 
@@ -61,7 +61,7 @@ func statementsFor(schema string) *statements {
 		leaseRenew: t("lease_renew"), leaseShares: t("lease_shares"), leaseClaim: t("lease_claim"), leaseReturn: t("lease_release"),
 		resetCrashes: t("lease_calm"), adopt: t("cursor_adopt"),
 		completeFailed: t("complete_failed"), failedLoad: t("failed_load"), failedDue: t("failed_due"),
-		publishAny: t("publish_any"), scheduledMove: t("scheduled_move"),
+		publishAny: t("publish_any"), publishJSON: t("publish_json"), scheduledMove: t("scheduled_move"),
 		meta: t("meta"),
 	}
 }
