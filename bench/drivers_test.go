@@ -27,7 +27,7 @@ func TestPublishSQLByLibPQ(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer std.Close()
+		t.Cleanup(func() { _ = std.Close() })
 		tx, err := std.BeginTx(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
