@@ -24,6 +24,7 @@ const Superuser = "postgres"
 type Server struct {
 	version string
 	name    string // its cluster_name, by which it is told from a stranger on the same port
+	options Options
 	sandbox *sandbox.Sandbox
 	log     *sandbox.Log
 
@@ -51,7 +52,7 @@ func tryLaunch(o Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{version: o.Version, name: b.Name, sandbox: b, log: new(sandbox.Log)}
+	s := &Server{version: o.Version, name: b.Name, options: o, sandbox: b, log: new(sandbox.Log)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())

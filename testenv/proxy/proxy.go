@@ -35,34 +35,47 @@ func (s Side) String() string {
 // Proxy forwards connections to a server. It is safe for concurrent use.
 type Proxy struct {
 	listener net.Listener
-	target   string
 	closing  chan struct{}
 	working  sync.WaitGroup
 
-	mu    sync.Mutex // guards what follows and the counters of every connection
-	conns []*conn
-	cuts  []*Cut
-	delay time.Duration
-	hole  chan struct{} // not nil in a black hole, closed by Heal
-	down  bool          // new connections are closed at once
+	mu     sync.Mutex // guards what follows and the counters of every connection
+	target string
+	conns  []*conn
+	cuts   []*Cut
+	delay  time.Duration
+	hole   chan struct{} // not nil in a black hole, closed by Heal
+	down   bool          // new connections are closed at once
 }
 
 // Start starts a proxy on a port of the loopback address. target is a host and port, or the URL of a database. The proxy
 // ends with the test.
 func Start(tb postgres.TB, target string) *Proxy {
 	tb.Helper()
-	if u, err := url.Parse(target); err == nil && u.Host != "" {
-		target = u.Host
-	}
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatalf("proxy: %v", err)
 		return nil
 	}
-	p := &Proxy{listener: l, target: target, closing: make(chan struct{})}
+	p := &Proxy{listener: l, target: hostOf(target), closing: make(chan struct{})}
 	p.working.Go(p.accept)
 	tb.Cleanup(p.close)
 	return p
+}
+
+// hostOf returns the host and port of a target.
+func hostOf(target string) string {
+	if u, err := url.Parse(target); err == nil && u.Host != "" {
+		return u.Host
+	}
+	return target
+}
+
+// Redirect sends new connections to another target, as a failover does with the clients' address, and cuts those that are open.
+func (p *Proxy) Redirect(target string) {
+	p.mu.Lock()
+	p.target = hostOf(target)
+	p.mu.Unlock()
+	p.CutAll()
 }
 
 func (p *Proxy) close() {
@@ -104,7 +117,10 @@ func (p *Proxy) serve(client net.Conn) {
 		return
 	}
 	p.passHole()
-	server, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(context.Background(), "tcp", p.target)
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	server, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(context.Background(), "tcp", target)
 	if err != nil {
 		_ = client.Close()
 		return
