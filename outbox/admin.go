@@ -147,7 +147,7 @@ func (s *Store) Rebase(ctx context.Context) error {
 		"select set_config('jit', 'off', true)",
 		"lock table " + lock + ".event, " + lock + ".tick, " + lock + ".lease, " + lock + ".cursor in exclusive mode",
 		text(s.schema, "rebase_sequence"),
-		"update " + lock + ".lease set token = token + 1",
+		"update " + lock + ".lease set token = token + 1 + floor(random() * 2147483647)::bigint",
 		text(s.schema, "rebase_cursors"),
 		text(s.schema, "rebase_log"),
 	}

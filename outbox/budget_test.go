@@ -100,6 +100,10 @@ func TestAPageIsAnIndexRange(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+			var base string // when the base tick was made
+			if err := tx.QueryRow(t.Context(), "select at::text from outbox.tick where id = 0").Scan(&base); err != nil {
+				t.Fatal(err)
+			}
 			page := db.proc.store.Statement("page")
 			control := strings.Replace(page, "and e.seq > greatest(l.pos, b.low)", "and e.seq + 0 > greatest(l.pos, b.low)", 1)
 			if control == page {
@@ -112,7 +116,7 @@ func TestAPageIsAnIndexRange(t *testing.T) {
 			}
 			buffers := func(name string) int {
 				var plan []byte
-				q := fmt.Sprintf("explain (analyze, buffers, format json) execute %s('{1}', '{0}', '{null}', '{80000}', '{100}')", name)
+				q := fmt.Sprintf("explain (analyze, buffers, format json) execute %s('{1}', '{0}', '{null}', '{80000}', '{100}', '{%s}', '{null}')", name, base)
 				if err := tx.QueryRow(t.Context(), q).Scan(&plan); err != nil {
 					t.Fatal(err)
 				}

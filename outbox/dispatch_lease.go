@@ -50,11 +50,11 @@ func (r *runner) heartbeatInterval() time.Duration {
 func (r *runner) heartbeat(ctx context.Context) error {
 	var b pgx.Batch
 	var sh shares
-	held := make(map[int16]int64)
+	held, newest := make(map[int16]int64), make(map[int16]int64)
 	deadline := time.Now().Add(r.d.cfg.LeaseDuration) // counted from before the request, so never later than the server's
 	b.Queue(begin)
 	b.Queue(r.s.sql.memberSeen, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration, r.ticksInMemory())
-	b.Queue(r.s.sql.leaseRenew, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration).Query(collectLanes(held))
+	b.Queue(r.s.sql.leaseRenew, prepare.Stable, r.sub.name, r.owner, r.d.cfg.LeaseDuration).Query(collectHeld(held, newest))
 	b.Queue(r.s.sql.leaseShares, prepare.Stable, r.sub.name, r.owner).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&sh.members, &sh.rank, &sh.lanes, &sh.free)
 	})
@@ -66,7 +66,7 @@ func (r *runner) heartbeat(ctx context.Context) error {
 		return ErrUnsubscribed
 	}
 	r.extend(deadline)
-	r.reconcile(held)
+	r.reconcile(held, newest)
 	if r.stopping {
 		return nil
 	}
@@ -89,11 +89,14 @@ func (r *runner) ticksInMemory() []int64 {
 	return slices.Compact(ids)
 }
 
-// reconcile compares what the database says with what the runner thinks.
-func (r *runner) reconcile(held map[int16]int64) {
+// reconcile compares what the database says, tokens and the numbers of the newest rows, with what the runner thinks.
+func (r *runner) reconcile(held, newest map[int16]int64) {
 	for id, l := range r.lanes {
-		if token, ok := held[id]; !ok || token != l.token {
+		switch token, ok := held[id]; {
+		case !ok || token != l.token:
 			r.lose(l)
+		case l.state == idle && l.progress.n != newest[id]:
+			l.readopt(time.Time{}) // a failover lost its last rows, and what had failed with them
 		}
 	}
 	for id, token := range held {
@@ -189,6 +192,19 @@ func (r *runner) release(ctx context.Context) error {
 		delete(r.lanes, id)
 	}
 	return nil
+}
+
+// collectHeld reads rows of lane, token and the number of the newest row.
+func collectHeld(tokens, newest map[int16]int64) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		var lane int16
+		var token, n int64
+		_, err := pgx.ForEachRow(rows, []any{&lane, &token, &n}, func() error {
+			tokens[lane], newest[lane] = token, n
+			return nil
+		})
+		return err
+	}
 }
 
 // collectLanes reads rows of lane and token.

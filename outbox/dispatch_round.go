@@ -2,6 +2,8 @@ package outbox
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -39,7 +41,7 @@ func (r *runner) roundTrip(ctx context.Context) error {
 		if !g.tick.same {
 			return ErrRebaseNeeded
 		}
-		r.newest = max(r.newest, g.tick.newest)
+		r.newest = g.tick.newest // which may be less than before, after a failover
 		if g.tick.added {
 			r.d.counts.ticks.Add(1)
 		}
@@ -49,7 +51,9 @@ func (r *runner) roundTrip(ctx context.Context) error {
 		}
 	}
 	r.applyRecord(g)
-	r.applyAdopted(g, now)
+	if err := r.applyAdopted(g, now); err != nil {
+		return err
+	}
 	r.applyPages(g)
 	return nil
 }
@@ -64,6 +68,9 @@ func (r *runner) newRound(now time.Time) *round {
 	var again retries
 	g.ticks = !r.stopping && r.wantTick && now.Sub(r.lastTick) >= tickInterval && r.needsTick()
 	advance := !r.advanceAt.IsZero() && (r.stopping || !now.Before(r.advanceAt))
+	if advance { // and at no other time: rounds may follow each other faster than it comes
+		r.advanceAt = time.Time{}
+	}
 	for _, l := range r.lanes {
 		if l.state == busy {
 			continue // its place is the job's
@@ -146,7 +153,6 @@ func (r *runner) applyRecord(g *round) {
 			l.state, l.crashes = idle, 0
 		}
 	}
-	r.advanceAt = time.Time{}
 	for _, l := range r.lanes {
 		r.advanceLater(l)
 	}
@@ -159,11 +165,18 @@ func (r *runner) advanceLater(l *lane) {
 	}
 }
 
-func (r *runner) applyAdopted(g *round, now time.Time) {
+func (r *runner) applyAdopted(g *round, now time.Time) error {
 	for _, a := range g.adopted {
 		if l := r.lanes[a.lane]; l.token == a.token {
+			if a.lost {
+				return fmt.Errorf("the tick that lane %d stands at is gone, and all before it: %w", a.lane, ErrRebaseNeeded)
+			}
+			if !a.whole {
+				r.log.Warn("bounceproof: outbox: the tick that a lane stands at is gone; it goes back to the last one before, so events come again",
+					slog.Int("lane", int(a.lane)), slog.Int64("tick", a.at.from.id))
+			}
 			l.state, l.crashes = idle, a.crashes
-			l.progress.reset(a.at)
+			l.progress.reset(a.n, a.at)
 			l.blocked = blocked{}
 			if b := g.blocked[a.lane]; b != nil {
 				l.blocked = *b
@@ -178,6 +191,7 @@ func (r *runner) applyAdopted(g *round, now time.Time) {
 			r.heartbeatAt = earliest(r.heartbeatAt, l.askAt) // it may not be ours any more
 		}
 	}
+	return nil
 }
 
 func (r *runner) applyPages(g *round) {
@@ -188,8 +202,8 @@ func (r *runner) applyPages(g *round) {
 		at := &l.progress.now
 		p, again := g.pages[l.id], g.again[l.id]
 		switch {
-		case p == nil && at.to.id != 0 && !l.paused, g.due[l.id] && len(again) == 0:
-			// The end of its batch, or what waits, is gone: only after a failover or somebody who changed the tables.
+		case p != nil && p.gone, g.due[l.id] && len(again) == 0:
+			// A tick of its place, or what waits, is gone: only after a failover or somebody who changed the tables.
 			l.readopt(time.Now().Add(askInterval))
 			continue
 		case p == nil: // its from tick is the newest

@@ -117,21 +117,26 @@ func (c *changes) parked(it *item) {
 
 // adopted is where a lane stands, as its new owner finds it.
 type adopted struct {
-	lane    int16
-	token   int64
-	crashes int
-	at      position
+	lane     int16
+	n, token int64
+	crashes  int
+	at       position
+	whole    bool // it stands where its row said; else a tick of the row is gone, and it stands before
+	lost     bool // there is no tick before either
 }
 
 // queueAdopt adds the statement that puts the owner's tokens into the progress of lanes.
 func (s *Store) queueAdopt(b *pgx.Batch, subscription, owner string, lanes []int16, found *[]adopted) {
 	b.Queue(s.sql.adopt, prepare.Stable, subscription, owner, lanes).Query(func(rows pgx.Rows) error {
 		var a adopted
-		var toID *int64
-		var toAt *time.Time
-		scan := []any{&a.lane, &a.token, &a.crashes, &a.at.from.id, &a.at.from.at, &toID, &toAt, &a.at.pos}
+		var fromID, toID *int64
+		var fromAt, toAt *time.Time
+		scan := []any{&a.lane, &a.n, &a.token, &a.crashes, &fromID, &fromAt, &toID, &toAt, &a.at.pos, &a.whole}
 		_, err := pgx.ForEachRow(rows, scan, func() error {
-			a.at.to = tickRef{}
+			a.at.from, a.at.to = tickRef{}, tickRef{}
+			if a.lost = fromID == nil || fromAt == nil; !a.lost {
+				a.at.from = tickRef{id: *fromID, at: *fromAt}
+			}
 			if toID != nil && toAt != nil {
 				a.at.to = tickRef{id: *toID, at: *toAt}
 			}

@@ -13,6 +13,7 @@ type page struct {
 	to     tickRef // the end of its batch
 	events []Delivery
 	more   bool // the batch may go on behind it
+	gone   bool // a tick that the lane named is not there
 }
 
 // last returns the sequence number of the last event, 0 in an empty page.
@@ -28,27 +29,30 @@ type pages struct {
 	lanes     []int16
 	from, pos []int64
 	to        []*int64
+	fromAt    []time.Time
+	toAt      []*time.Time
 	sizes     []int32
 }
 
 func (r *pages) add(l *lane, at position, size int) {
 	r.lanes = append(r.lanes, l.id)
 	r.from = append(r.from, at.from.id)
+	r.fromAt = append(r.fromAt, at.from.at)
 	r.pos = append(r.pos, at.pos)
 	r.sizes = append(r.sizes, int32(size)) //nolint:gosec // at most 1,000
 	if at.to.id == 0 {
-		r.to = append(r.to, nil)
+		r.to, r.toAt = append(r.to, nil), append(r.toAt, nil)
 		return
 	}
-	r.to = append(r.to, &at.to.id)
+	r.to, r.toAt = append(r.to, &at.to.id), append(r.toAt, &at.to.at)
 }
 
 // queue adds the statement to a group and fills found; a lane whose from tick is still the newest stays out.
 func (r *pages) queue(b *pgx.Batch, sub *Subscription, found map[int16]*page) {
-	b.Queue(sub.store.sql.page, prepare.Stable, r.lanes, r.from, r.to, r.pos, r.sizes).Query(func(rows pgx.Rows) error {
-		size := make(map[int16]int, len(r.lanes))
+	b.Queue(sub.store.sql.page, prepare.Stable, r.lanes, r.from, r.to, r.pos, r.sizes, r.fromAt, r.toAt).Query(func(rows pgx.Rows) error {
+		at := make(map[int16]int, len(r.lanes))
 		for i, lane := range r.lanes {
-			size[lane] = int(r.sizes[i])
+			at[lane] = i
 		}
 		for rows.Next() {
 			var lane int16
@@ -61,6 +65,10 @@ func (r *pages) queue(b *pgx.Batch, sub *Subscription, found map[int16]*page) {
 				return err
 			}
 			if tick == nil {
+				found[lane] = &page{gone: true}
+				continue
+			}
+			if *tick == r.from[at[lane]] {
 				continue
 			}
 			p := found[lane]
@@ -79,7 +87,7 @@ func (r *pages) queue(b *pgx.Batch, sub *Subscription, found map[int16]*page) {
 				d.Key = *key
 			}
 			p.events = append(p.events, d)
-			p.more = len(p.events) == size[lane]
+			p.more = len(p.events) == int(r.sizes[at[lane]])
 		}
 		return rows.Err()
 	})

@@ -29,13 +29,14 @@ func (p position) after(page *page, seq int64) position {
 // progress is how far a lane has come, and what of that the database knows. It is recorded by a [record] and in no other way. It belongs to
 // whoever has the lane: the runner, or the job while the lane is busy.
 type progress struct {
+	n       int64    // the number of the row that holds stored
 	stored  position // as the database has it: what the next record is compared with
 	now     position // up to here all is done, or was passed over because nothing was there
 	changes changes  // of failed events, not recorded yet
 }
 
 // reset makes the progress what the database says it is.
-func (p *progress) reset(at position) { *p = progress{stored: at, now: at} }
+func (p *progress) reset(n int64, at position) { *p = progress{n: n, stored: at, now: at} }
 
 // recorded reports whether the database knows all.
 func (p *progress) recorded() bool { return p.stored == p.now && p.changes.empty() }
@@ -100,10 +101,10 @@ type record struct {
 	changes changes
 	moved   map[int16]bool
 
-	lanes                              []int16
-	tokens, oldFrom, oldPos, from, pos []int64
-	fromAt, toAt                       []*time.Time
-	toID                               []*int64
+	lanes                                    []int16
+	tokens, oldN, oldFrom, oldPos, from, pos []int64
+	fromAt, toAt                             []*time.Time
+	toID                                     []*int64
 }
 
 // add moves a lane to next and writes its changes down, and also, which may be nil.
@@ -113,6 +114,7 @@ func (r *record) add(l *lane, next position, also *changes) {
 	r.changes.join(also)
 	r.lanes = append(r.lanes, l.id)
 	r.tokens = append(r.tokens, l.token)
+	r.oldN = append(r.oldN, l.progress.n)
 	r.oldFrom = append(r.oldFrom, l.progress.stored.from.id)
 	r.oldPos = append(r.oldPos, l.progress.stored.pos)
 	r.from = append(r.from, next.from.id)
@@ -128,7 +130,7 @@ func (r *record) add(l *lane, next position, also *changes) {
 func (r *record) empty() bool { return len(r.of) == 0 }
 
 func (r *record) statement(sub *Subscription) (string, []any) {
-	args := []any{prepare.Stable, sub.name, r.lanes, r.tokens, r.oldFrom, r.oldPos, r.from, r.fromAt, r.toID, r.toAt, r.pos}
+	args := []any{prepare.Stable, sub.name, r.lanes, r.tokens, r.oldFrom, r.oldPos, r.from, r.fromAt, r.toID, r.toAt, r.pos, r.oldN}
 	if c := &r.changes; !c.empty() {
 		return sub.store.sql.completeFailed, append(args, c.lanes, c.seqs, c.what, c.attempts, c.states, c.waits, c.errors)
 	}
@@ -181,7 +183,7 @@ func (r *record) apply(n *counts) (refused []*lane) {
 	n.completions.Add(1)
 	for i, l := range r.of {
 		if r.moved[l.id] {
-			l.progress.reset(r.next[i])
+			l.progress.reset(l.progress.n+1, r.next[i])
 		} else {
 			refused = append(refused, l)
 		}

@@ -1,22 +1,22 @@
--- As complete, and what became of single events, for lanes that moved: $11 lanes, $12 sequence numbers, $13 what to do (add, set,
--- remove), $14 attempts, $15 states, $16 seconds until due (null = not by itself), $17 errors. An added event is copied from the log.
+-- As complete, and what became of single events, for lanes that moved: $12 lanes, $13 sequence numbers, $14 what to do (add, set,
+-- remove), $15 attempts, $16 states, $17 seconds until due (null = not by itself), $18 errors. An added event is copied from the log.
 with moved as (
   insert into {schema}.cursor (subscription, lane, n, from_tick, to_tick, pos, token)
   select $1::text, d.lane, c.n + 1, d.from_tick, d.to_tick, d.pos, d.token
   from unnest($2::smallint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[], $8::bigint[],
-              $9::timestamptz[], $10::bigint[])
-    as d (lane, token, old_from, old_pos, from_tick, from_at, to_tick, to_at, pos)
+              $9::timestamptz[], $10::bigint[], $11::bigint[])
+    as d (lane, token, old_from, old_pos, from_tick, from_at, to_tick, to_at, pos, old_n)
   cross join lateral (
     select c.n, c.from_tick, c.pos, c.token from {schema}.cursor c
     where c.subscription = $1::text and c.lane = d.lane order by c.n desc limit 1) c
-  where c.token = d.token and c.from_tick = d.old_from and c.pos = d.old_pos
+  where c.n = d.old_n and c.token = d.token and c.from_tick = d.old_from and c.pos = d.old_pos
     and exists (select 1 from {schema}.tick f where f.id = d.from_tick and f.at = d.from_at)
     and (d.to_tick is null or exists (select 1 from {schema}.tick t where t.id = d.to_tick and t.at = d.to_at))
   order by d.lane
   on conflict do nothing
   returning lane
 ), change as materialized (
-  select f.* from unnest($11::smallint[], $12::bigint[], $13::text[], $14::integer[], $15::text[], $16::float8[], $17::text[])
+  select f.* from unnest($12::smallint[], $13::bigint[], $14::text[], $15::integer[], $16::text[], $17::float8[], $18::text[])
     as f (lane, seq, what, attempt, state, wait, error)
   where f.lane in (select lane from moved)
 ), added as (

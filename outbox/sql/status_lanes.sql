@@ -8,8 +8,11 @@ join {schema}.lease l on l.subscription = s.name
 cross join lateral (
   select c.from_tick, c.to_tick, c.pos from {schema}.cursor c
   where c.subscription = l.subscription and c.lane = l.lane order by c.n desc limit 1) c
-join {schema}.tick ta on ta.id = c.from_tick
+cross join lateral (
+  select ta.* from {schema}.tick ta where ta.id <= c.from_tick order by ta.id desc limit 1) ta  -- its own, else see cursor_adopt.sql
 left join {schema}.tick tb on tb.id = c.to_tick
+cross join lateral (
+  select case when ta.id = c.from_tick and (c.to_tick is null or tb.id is not null) then c.pos else 0 end as pos) w
 cross join lateral (
   select least(ta.floor, (
     select coalesce((select t.floor from {schema}.tick t
@@ -21,5 +24,5 @@ cross join lateral (
   select count(*) as pending, min(e.published_at) as oldest
   from {schema}.event e
   where e.lane = l.lane and e.seq > b.low and not pg_visible_in_snapshot(e.xid, ta.snapshot)
-    and (e.seq > c.pos or tb.id is not null and not pg_visible_in_snapshot(e.xid, tb.snapshot))) p
+    and (e.seq > w.pos or tb.id is not null and not pg_visible_in_snapshot(e.xid, tb.snapshot))) p
 order by s.name, l.lane

@@ -5,7 +5,8 @@ snapshots as materialized (
   select t.snapshot from {schema}.subscription s
   cross join lateral (
     select c.from_tick from {schema}.cursor c where c.subscription = s.name and c.lane = $1::smallint order by c.n desc limit 1) c
-  join {schema}.tick t on t.id = c.from_tick
+  cross join lateral (
+    select t.snapshot from {schema}.tick t where t.id <= c.from_tick order by t.id desc limit 1) t  -- its own, else see cursor_adopt.sql
 ), batch as materialized (
   select e.seq, e.xid, e.published_at from mark
   cross join lateral (

@@ -12,7 +12,8 @@ with mark as materialized (
       select 1 from {schema}.subscription s
       cross join lateral (
         select c.from_tick from {schema}.cursor c where c.subscription = s.name and c.lane = $1::smallint order by c.n desc limit 1) c
-      join {schema}.tick t on t.id = c.from_tick
+      cross join lateral (
+        select t.snapshot from {schema}.tick t where t.id <= c.from_tick order by t.id desc limit 1) t  -- its own, else see cursor_adopt.sql
       where not pg_visible_in_snapshot(e.xid, t.snapshot))
 )
 delete from {schema}.event e using late where e.lane = $1::smallint and e.seq = late.seq
