@@ -168,6 +168,8 @@ func (r *runner) runDue(ctx context.Context) error {
 		return nil
 	case errors.Is(err, ErrRebaseNeeded), errors.Is(err, ErrUnsubscribed):
 		return err
+	case isSequenceError(err):
+		return err
 	case isUndefined(err):
 		return fmt.Errorf("%w: %w", ErrNotMigrated, err)
 	}
@@ -176,6 +178,11 @@ func (r *runner) runDue(ctx context.Context) error {
 	}
 	r.retryAt = time.Now().Add(databaseBackoff.Delay(r.failures))
 	return nil
+}
+
+func isSequenceError(err error) bool {
+	_, ok := errors.AsType[*SequenceError](err)
+	return ok
 }
 
 func (r *runner) doDue(ctx context.Context, now time.Time) error {

@@ -38,8 +38,8 @@ func (r *runner) roundTrip(ctx context.Context) error {
 		return err
 	}
 	if g.ticks {
-		if !g.tick.same {
-			return ErrRebaseNeeded
+		if err := g.tick.check(); err != nil {
+			return err
 		}
 		r.newest = g.tick.newest // which may be less than before, after a failover
 		if g.tick.added {

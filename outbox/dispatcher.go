@@ -145,7 +145,7 @@ var ErrRunning = errors.New("outbox: dispatcher: already running")
 
 // Run delivers until ctx is done. Then it starts no more events, waits for the handlers that run, records what they did, gives
 // its lanes back, which the others take within two seconds, and returns nil. It outlives any failure of the database, which it logs once; what it
-// returns are states that do not pass: [ErrNotMigrated], [ErrRebaseNeeded], [ErrUnsubscribed], and executor.ErrStatementMode for handlers
+// returns are states that do not pass: [ErrNotMigrated], [ErrRebaseNeeded], [ErrUnsubscribed], a [*SequenceError], and executor.ErrStatementMode for handlers
 // of a kind with a transaction. The others work in statement mode too, for each of a dispatcher's transactions is one request.
 //
 // A dispatcher uses one connection of the executor's pool at a time, for scheduled events and sweeping now and then a second, and one

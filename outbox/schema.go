@@ -181,12 +181,26 @@ func (s *Store) create(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// SequenceError reports that the sequence of events is not what it must be. Events would be lost, or already were.
+// SequenceError reports that the sequence of events is not what it must be. Events would be lost, or already were. Migrate, Status and
+// dispatchers return it; ALTER SEQUENCE … CACHE 1 INCREMENT 1 NO CYCLE puts right what it names.
 type SequenceError struct {
 	Reason string
 }
 
 func (e *SequenceError) Error() string { return "outbox: event_seq: " + e.Reason }
+
+// checkOptions refuses options of the sequence under which numbers are not handed out one by one. Every tick checks them.
+func checkOptions(cache, increment int64, cycle bool) error {
+	switch {
+	case cache != 1:
+		return &SequenceError{fmt.Sprintf("CACHE is %d and must be 1: events would be lost", cache)}
+	case increment != 1:
+		return &SequenceError{fmt.Sprintf("INCREMENT is %d and must be 1", increment)}
+	case cycle:
+		return &SequenceError{"CYCLE must be off"}
+	}
+	return nil
+}
 
 // checkSequence refuses a sequence that caches (numbers of one backend would lie above the tip that a tick read before
 // them, and be handed out later), cycles, counts other than by one, would vanish with a column, or was set back.
@@ -197,13 +211,10 @@ func (s *Store) checkSequence(ctx context.Context, q rowQuerier) error {
 	if err != nil {
 		return err
 	}
+	if err := checkOptions(cache, increment, cycle); err != nil {
+		return err
+	}
 	switch {
-	case cache != 1:
-		return &SequenceError{fmt.Sprintf("CACHE is %d and must be 1: events would be lost", cache)}
-	case increment != 1:
-		return &SequenceError{fmt.Sprintf("INCREMENT is %d and must be 1", increment)}
-	case cycle:
-		return &SequenceError{"CYCLE must be off"}
 	case owned:
 		return &SequenceError{"it must not be owned by a column"}
 	case back:

@@ -179,3 +179,46 @@ func TestALogFromAnotherClusterIsRefused(t *testing.T) {
 		})
 	}
 }
+
+// The sequence is changed while dispatchers run: numbers that one backend keeps would come below a tip that was read before.
+func TestASequenceThatIsChangedStopsDispatchers(t *testing.T) {
+	t.Parallel()
+	for what, alter := range map[string]string{
+		"CACHE":     "alter sequence outbox.event_seq cache 20",
+		"CYCLE":     "alter sequence outbox.event_seq cycle",
+		"INCREMENT": "alter sequence outbox.event_seq increment by 2",
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			db := setup(t, outbox.Config{})
+			sub := db.proc.subscribe(t, "s", outbox.SubscriptionConfig{})
+			rec := newRecorder()
+			d := start(t, sub, outbox.HandlerFunc(rec.handle), quick)
+			db.proc.publish(t, outbox.Event{Type: "t"})
+			eventually(t, "works before", func() bool { return rec.n.Load() == 1 })
+			if _, err := db.conn.Exec(t.Context(), alter); err != nil {
+				t.Fatal(err)
+			}
+			db.proc.publish(t, outbox.Event{Type: "t"})
+			select {
+			case err := <-d.done:
+				if e, ok := errors.AsType[*outbox.SequenceError](err); !ok || !strings.Contains(e.Reason, what) {
+					t.Errorf("Run returned %v", err)
+				}
+				d.done <- nil
+			case <-time.After(patience):
+				t.Fatal("Run goes on")
+			}
+			if _, err := db.proc.store.Subscribe(t.Context(), "another", outbox.SubscriptionConfig{Start: outbox.StartNow()}); err == nil {
+				t.Error("a tick was made")
+			}
+			// Put right, it goes on, with all that was published meanwhile.
+			if _, err := db.conn.Exec(t.Context(), "alter sequence outbox.event_seq cache 1 increment by 1 no cycle"); err != nil {
+				t.Fatal(err)
+			}
+			start(t, sub, outbox.HandlerFunc(rec.handle), quick)
+			db.proc.publish(t, outbox.Event{Type: "t"})
+			eventually(t, "all three", func() bool { return rec.n.Load() == 3 })
+		})
+	}
+}

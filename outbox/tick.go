@@ -31,6 +31,17 @@ type tickResult struct {
 	newest int64 // the newest tick, whoever made it
 	added  bool
 	due    *float64 // seconds until a scheduled event is due; nil: there is none
+
+	cache, increment int64 // of the sequence
+	cycle            bool
+}
+
+// check returns why no tick could be made; nil: nothing is wrong.
+func (r *tickResult) check() error {
+	if !r.same {
+		return ErrRebaseNeeded
+	}
+	return checkOptions(r.cache, r.increment, r.cycle)
 }
 
 // queueTick adds the tick's transaction to a group. What follows it in the group sees the tick.
@@ -38,7 +49,7 @@ func (s *Store) queueTick(b *pgx.Batch, r *tickResult) {
 	b.Queue(begin)
 	b.Queue(s.sql.tickLock, prepare.Stable, lockNamed(s.schema, "tick"))
 	b.Queue(s.sql.tick, prepare.Stable).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&r.same, &r.newest, &r.added, &r.due)
+		return row.Scan(&r.same, &r.newest, &r.added, &r.due, &r.cache, &r.increment, &r.cycle)
 	})
 	b.Queue("commit")
 }
@@ -51,8 +62,8 @@ func (s *Store) tick(ctx context.Context) (int64, error) {
 	if err := s.ex.SendBatch(ctx, &b).Close(); err != nil {
 		return 0, fmt.Errorf("outbox: tick: %w", err)
 	}
-	if !r.same {
-		return 0, fmt.Errorf("outbox: tick: %w", ErrRebaseNeeded)
+	if err := r.check(); err != nil {
+		return 0, fmt.Errorf("outbox: tick: %w", err)
 	}
 	return r.newest, nil
 }
