@@ -165,3 +165,61 @@ func TestSweepRemovesWhatEverybodyHasSeen(t *testing.T) {
 	})
 	d.stop(t)
 }
+
+// A transaction that is older than the retention: its event lies below what was swept, and comes all the same, for a reader that begins with
+// the earliest event too.
+func TestNoReaderPassesOverAnEventBelowTheSweptMark(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]bool{"open when the reader begins": true, "committed before": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := t.Context()
+			db := setup(t, outbox.Config{Lanes: 1, Retention: time.Nanosecond})
+			p := db.proc
+			first, again := newRecorder(), newRecorder()
+			sub := p.subscribe(t, "first", outbox.SubscriptionConfig{})
+			d := start(t, sub, outbox.HandlerFunc(first.handle), quick)
+			late, err := db.conn.Begin(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = late.Rollback(context.WithoutCancel(ctx)) }()
+			if err := p.store.Publish(ctx, late, outbox.Event{Type: "late"}); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 4 { // so that floors pass it
+				p.publish(t, events(20, unkeyed)...)
+				eventually(t, "delivered", func() bool { return first.n.Load() == int64(i+1)*20 })
+			}
+			eventually(t, "all but the open one are swept", func() bool {
+				if _, err := p.store.Sweep(ctx); err != nil {
+					t.Fatal(err)
+				}
+				return db.count(t, "select count(*) from outbox.event") == 0
+			})
+			if mark := db.count(t, "select seq from outbox.swept"); mark < 80 {
+				t.Fatalf("the mark stands at %d, not above the late event", mark)
+			}
+			d.stop(t)
+			commit := func() {
+				if err := late.Commit(ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !open {
+				commit()
+			}
+			second := p.subscribe(t, "second", outbox.SubscriptionConfig{Start: outbox.StartEarliest()})
+			if err := sub.Replay(ctx, outbox.StartEarliest()); err != nil {
+				t.Fatal(err)
+			}
+			if open {
+				commit()
+			}
+			start(t, second, outbox.HandlerFunc(again.handle), quick)
+			eventually(t, "the late one, to a new reader", func() bool { return again.n.Load() == 1 })
+			start(t, sub, outbox.HandlerFunc(first.handle), quick)
+			eventually(t, "the late one, after a replay", func() bool { return first.n.Load() == 81 })
+		})
+	}
+}
