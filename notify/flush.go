@@ -21,8 +21,9 @@ func (s *Sender) Flush(ctx context.Context) error {
 }
 
 // Close sends what waits, then ends. From its start Notify returns [ErrClosed]. It gives up, and drops the rest, when ctx
-// ends or the second attempt fails, and then returns an error that wraps the reason. A second Close waits for the first
-// and returns nil. What is passed to [NewSender] stays the caller's.
+// ends or the second attempt fails, and then returns an error that wraps the reason. A statement that is under way then is not
+// cancelled, for behind a pooler a cancel request can hit somebody else's: it is given 5s at most to end by itself.
+// A second Close waits for the first and returns nil. What is passed to [NewSender] stays the caller's.
 func (s *Sender) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.closed {

@@ -29,10 +29,10 @@ func newProofChannel() string { return proofPrefix + strings.ToLower(rand.Text()
 // beat is one heartbeat: a note under way.
 type beat struct {
 	deadline time.Time
-	overtime bool // the deadline has passed once
-	cancel   context.CancelFunc
-	done     chan struct{} // closed when the note was sent, or could not be
-	err      error         // set before done is closed
+	overtime bool               // the deadline has passed once
+	giveUp   context.CancelFunc // for what is not a statement on the pool
+	done     chan struct{}      // closed when the note was sent, or could not be
+	err      error              // set before done is closed
 }
 
 // never is longer than any connection lasts.
@@ -41,14 +41,24 @@ const never = 100 * 365 * 24 * time.Hour
 var errNoProof = errors.New("a note from another session did not arrive")
 
 // startBeat sends a note on a goroutine of its own: a pool may have no free connection for a while.
+//
+// Nothing but its own time ends the statement: not that the note has arrived, and not the end of Run. pgx answers a context that
+// ends with a cancel request, and a pooler may have lent the server to somebody else before that gets there (PgBouncer up to 1.17,
+// pgbouncer/pgbouncer#717). So statements of several beats could overlap; each waits for the one before it.
 func (k *link) startBeat(ctx context.Context, s *session, timeout time.Duration) {
 	s.token, s.arrived, s.sentAt = rand.Text(), false, time.Now()
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	b := &beat{deadline: s.sentAt.Add(timeout), cancel: cancel, done: make(chan struct{})}
-	s.beat = b
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	proven, giveUp := context.WithCancel(ctx)
+	b := &beat{deadline: s.sentAt.Add(timeout), giveUp: giveUp, done: make(chan struct{})}
+	before := s.statement
+	s.beat, s.statement = b, b.done
 	channel, token := s.proof, s.token
 	go func() {
-		b.err = k.sendNote(ctx, timeout, channel, token)
+		defer cancel()
+		if before != nil {
+			<-before // bounded as this one is
+		}
+		b.err = k.sendNote(ctx, proven, timeout, channel, token)
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		close(b.done) // before the interrupt, or who is woken by it would find nothing and wait for the deadline
@@ -58,18 +68,17 @@ func (k *link) startBeat(ctx context.Context, s *session, timeout time.Duration)
 	}()
 }
 
+// endBeat leaves the statement to end by itself.
 func (s *session) endBeat() {
-	if s.beat == nil {
-		return
+	if s.beat != nil {
+		s.beat.giveUp()
+		s.beat = nil
 	}
-	s.beat.cancel()
-	<-s.beat.done
-	s.beat = nil
 }
 
-// sendNote goes through the pool. When that has no connection to give, one is made for the note: a busy pool says nothing
-// about the listener. Each gets a third of the time, and the last third is left for asking the session itself.
-func (k *link) sendNote(ctx context.Context, timeout time.Duration, channel, token string) error {
+// sendNote goes through the pool. When that has no connection to give, one is made for the note, unless given up meanwhile: a
+// busy pool says nothing about the listener. Each gets a third of the time, and the last third is left for asking the session itself.
+func (k *link) sendNote(ctx, notGivenUp context.Context, timeout time.Duration, channel, token string) error {
 	// Asking for the usage moves the tail of a queue that is full for no reason any more: see retrySQL.
 	const sql = `select pg_catalog.pg_notify($1, $2) where pg_catalog.pg_notification_queue_usage() is not null`
 	first, cancel := context.WithTimeout(ctx, timeout/3)
@@ -79,7 +88,7 @@ func (k *link) sendNote(ctx context.Context, timeout time.Duration, channel, tok
 	if poolErr == nil {
 		return nil
 	}
-	second, cancel := context.WithTimeout(ctx, timeout/3)
+	second, cancel := context.WithTimeout(notGivenUp, timeout/3)
 	defer cancel()
 	conn, err := k.connect(second, nil)
 	if err == nil {

@@ -98,8 +98,13 @@ func (k *link) detach(l *Listener) {
 		return
 	}
 	for _, res := range k.slot.AcquireAllIdle() {
-		res.Value().close()
+		s := res.Value()
+		s.close()
+		statement := s.statement
 		res.ReleaseUnused()
+		if statement != nil {
+			<-statement
+		}
 		k.mu.Lock()
 		if len(k.listeners) == 0 {
 			k.state.stopped()

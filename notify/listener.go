@@ -168,6 +168,9 @@ func (l *Listener) Handle(channel string, h Handler) {
 // Run connects, listens and calls the handlers until ctx is done, and returns nil then, when the last handler has
 // returned. Nothing that goes wrong on the way makes it return: it reconnects, or polls. It may be run again afterwards;
 // while it is running already it returns [ErrRunning].
+//
+// The last Run of a connection also waits for the heartbeat's statement, if one is under way on the pool, for a third of
+// HeartbeatTimeout at most: a statement that is cancelled can cost somebody else his, behind a pooler.
 func (l *Listener) Run(ctx context.Context) error {
 	l.mu.Lock()
 	if l.running {

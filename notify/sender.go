@@ -50,7 +50,7 @@ type Sender struct {
 	cfg   SenderConfig
 	retry backoff.Policy
 
-	ctx    context.Context // of the worker's statements; done when Close gives up
+	ctx    context.Context // of the worker; done when Close gives up
 	stop   context.CancelFunc
 	wakeup chan struct{} // capacity 1: something is due earlier than the worker thinks
 

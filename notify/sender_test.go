@@ -222,6 +222,7 @@ func TestNotifyNeverWaitsForTheServer(t *testing.T) {
 		if err := s.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Close = %v, want the deadline", err)
 		}
+		time.Sleep(5 * time.Second) // the bubble ends only when the statement has
 	})
 }
 

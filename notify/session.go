@@ -33,6 +33,8 @@ type session struct {
 	lastReceived time.Time // the last notification on a channel listened on
 	nextBeat     time.Time
 	beat         *beat
+
+	statement <-chan struct{} // of the latest heartbeat: closed when it has ended; may outlive the connection
 }
 
 func (s *session) close() {
@@ -40,7 +42,7 @@ func (s *session) close() {
 		return
 	}
 	closeConn(s.conn)
-	*s = session{attempt: s.attempt, wait: s.wait, opened: s.opened}
+	*s = session{attempt: s.attempt, wait: s.wait, opened: s.opened, statement: s.statement}
 }
 
 // closeConn closes a connection and leaves nothing of it behind.

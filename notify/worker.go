@@ -5,7 +5,12 @@ import (
 	"log/slog"
 	"slices"
 	"time"
+
+	"github.com/bounceproof/bounceproof/internal/backoff"
 )
+
+// lastStatement bounds a statement that is under way when Close gives up.
+const lastStatement = 5 * time.Second
 
 // One statement for all channels. unnest with two arguments is a form of the FROM clause, recognised only without a
 // schema, and means pg_catalog's then (parse_clause.c, transformRangeFunction): no search_path can divert it.
@@ -154,12 +159,17 @@ func (s *Sender) send(notes []note, sql string) error {
 	for i, n := range notes {
 		channels[i], payloads[i] = n.channel, n.payload
 	}
-	ctx := s.ctx
+	// Not the end of s.ctx: pgx would send a cancel request, which behind a pooler can hit somebody else's statement.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(s.ctx))
+	defer cancel()
 	if s.cfg.Timeout > 0 {
-		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, s.cfg.Timeout)
 		defer cancel()
 	}
+	defer context.AfterFunc(s.ctx, func() {
+		_ = backoff.Wait(ctx, lastStatement)
+		cancel()
+	})()
 	args := make([]any, 0, len(s.cfg.Options)+2)
 	args = append(append(args, s.cfg.Options...), channels, payloads)
 	_, err := s.db.Exec(ctx, sql, args...)
