@@ -38,8 +38,6 @@ type beat struct {
 // never is longer than any connection lasts.
 const never = 100 * 365 * 24 * time.Hour
 
-var errNoProof = errors.New("a note from another session did not arrive")
-
 // startBeat sends a note on a goroutine of its own: a pool may have no free connection for a while.
 //
 // Nothing but its own time ends the statement: not that the note has arrived, and not the end of Run. pgx answers a context that
@@ -49,7 +47,7 @@ func (k *link) startBeat(ctx context.Context, s *session, timeout time.Duration)
 	s.token, s.arrived, s.sentAt = rand.Text(), false, time.Now()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	proven, giveUp := context.WithCancel(ctx)
-	b := &beat{deadline: s.sentAt.Add(timeout), giveUp: giveUp, done: make(chan struct{})}
+	b := &beat{deadline: s.sentAt.Add(timeout - timeout/overtime), giveUp: giveUp, done: make(chan struct{})}
 	before := s.statement
 	s.beat, s.statement = b, b.done
 	channel, token := s.proof, s.token
@@ -90,13 +88,14 @@ func (k *link) sendNote(ctx, notGivenUp context.Context, timeout time.Duration, 
 	}
 	second, cancel := context.WithTimeout(notGivenUp, timeout/3)
 	defer cancel()
-	conn, err := k.connect(second, nil)
+	// Never by Direct: whatever that leads to, publishers use the pool.
+	conn, err := k.connectAsPool(second, nil)
 	if err == nil {
 		_, err = conn.ExecParams(second, sql, [][]byte{[]byte(channel), []byte(token)}, nil, nil, nil).Close()
 		closeConn(conn)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot send a note: %w", errors.Join(poolErr, err))
+		return fmt.Errorf("cannot send a note: %w; nor by a connection of its own: %w", poolErr, err)
 	}
 	return nil
 }
@@ -108,14 +107,13 @@ func (k *link) received(s *session, n *pgconn.Notification) {
 			return // a note of an earlier beat
 		}
 		s.arrived = true
-		k.state.proven(s.sentAt)
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	inboxes, merged := 0, 0
 	for l := range k.listeners {
-		if in := l.inboxes[n.Channel]; in != nil {
+		for _, in := range l.inboxes[n.Channel] {
 			inboxes++
 			if in.put(Notified, n.Payload) {
 				merged++
@@ -123,16 +121,12 @@ func (k *link) received(s *session, n *pgconn.Notification) {
 		}
 	}
 	k.state.received(inboxes, merged)
-	if inboxes > 0 {
-		s.lastReceived = time.Now()
-	}
 }
 
 // prove sends the first note of a connection and waits for it.
 func (k *link) prove(ctx context.Context, s *session) *refusal {
 	deadline, _ := ctx.Deadline()
 	k.startBeat(ctx, s, time.Until(deadline))
-	defer s.endBeat()
 	for !s.arrived {
 		if err := s.conn.WaitForNotification(ctx); err != nil {
 			if s.conn.IsClosed() {
@@ -142,74 +136,76 @@ func (k *link) prove(ctx context.Context, s *session) *refusal {
 		}
 	}
 	if s.arrived {
+		k.proven(s)
 		return nil
 	}
 	select {
 	case <-s.beat.done:
 		if s.beat.err != nil {
-			return &refusal{state: Isolated, reason: "delivery cannot be proven", err: s.beat.err}
+			return k.unsent(s, s.beat.err)
 		}
 	default:
+		return k.unsent(s, errUnderWay)
 	}
-	reason := "LISTEN succeeded, but " + errNoProof.Error()
-	if s.pooled {
-		reason += ": the pooler does not keep a server connection per client"
-	} else if k.direct != nil {
-		reason += ": the pool leads to another server or database"
+	// One miss may be the fault of a link that stood still for a moment. Two are not.
+	s.unheard++
+	if s.unheard == 1 {
+		reason := fmt.Sprintf("%v within %v; this will be tried again soon", errNoProof, k.cfg.HeartbeatTimeout*9/20)
+		return &refusal{reason: reason, atOnce: true}
 	}
-	return &refusal{state: Isolated, reason: reason, settled: true}
+	r := &refusal{
+		state: Isolated, reason: "LISTEN succeeded, but " + errNoProof.Error(), settled: true,
+		remedy: k.remedyForSilence(s.pooled),
+	}
+	switch {
+	case s.pooled:
+		r.reason += ": the pooler does not keep a server connection per client"
+	case k.direct != nil:
+		r.reason += ": the pool leads to another server or database"
+	default:
+		r.reason += ": the pool and the listener were led to different servers"
+	}
+	return r
 }
 
-// proven announces a fresh connection: LISTEN is committed and delivery works, so everybody may look now.
+var errUnderWay = errors.New("the note's statement has not ended")
+
+// proven settles a heartbeat that came back: whoever waits for that may look now.
 func (k *link) proven(s *session) {
-	s.lastReceived = time.Now()
-	s.nextBeat = k.nextBeat()
-	k.resync(true)
-	k.state.set(Proven, "", nil)
+	s.endBeat()
+	s.next, s.unheard, s.late = time.Time{}, 0, 0
+	s.nextBeat = k.nextBeat(s.sentAt)
+	k.state.proven(s.sentAt)
+	k.resync(s)
 }
 
-// resync tells the listeners that have not been told on this connection, or all of them.
-func (k *link) resync(all bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for l, told := range k.listeners {
-		if told && !all {
-			continue
-		}
-		k.listeners[l] = true
-		for _, channel := range sortedChannels(l.inboxes) {
-			l.inboxes[channel].put(Resynced, "")
-		}
-	}
-}
-
-// nextBeat is never later than Heartbeat from now, and jittered so that many processes do not notify together.
-func (k *link) nextBeat() time.Time {
+// nextBeat is never later than Heartbeat after the one before, and jittered so that many processes do not notify together.
+func (k *link) nextBeat(after time.Time) time.Time {
 	if k.cfg.Heartbeat < 0 {
-		return time.Now().Add(never)
+		return after.Add(never)
 	}
-	return time.Now().Add(backoff.Spread(k.cfg.Heartbeat*9/10, 0.1))
+	return after.Add(backoff.Spread(k.cfg.Heartbeat*9/10, 0.1))
 }
 
-// read waits for notifications on a proven connection until ctx is done (nil: the connection is as good as before) or it is lost.
-func (k *link) read(ctx context.Context, s *session) error {
-	defer s.endBeat()
+// read waits for notifications on a connection that was proven, until ctx is done (nil: the connection is as good as before) or it is
+// lost.
+func (k *link) read(ctx context.Context, s *session) *refusal {
 	for {
-		if err := k.updateChannels(ctx, s); err != nil {
-			return err
+		if why := k.updateChannels(ctx, s); why != nil {
+			return why
 		}
-		deadline, err := k.checkHeartbeat(ctx, s)
-		if err != nil {
-			return err
+		deadline, why := k.checkHeartbeat(ctx, s)
+		if why != nil {
+			return why
 		}
 		wait, cancel := k.interruptible(ctx, deadline)
-		err = s.conn.WaitForNotification(wait)
+		err := s.conn.WaitForNotification(wait)
 		interrupted := wait.Err() != nil
 		cancel()
 		switch {
 		case err == nil:
 		case s.conn.IsClosed() || !interrupted:
-			return err
+			return lost(err)
 		case ctx.Err() != nil:
 			s.nextBeat = time.Now() // whoever goes on has it proven first
 			return nil
@@ -217,19 +213,24 @@ func (k *link) read(ctx context.Context, s *session) error {
 	}
 }
 
+func lost(err error) *refusal {
+	return &refusal{state: Disconnected, reason: "connection lost", err: err}
+}
+
 // updateChannels listens for those who came since, and not for those who left.
-func (k *link) updateChannels(ctx context.Context, s *session) error {
-	ctx, cancel := context.WithTimeout(ctx, k.cfg.HeartbeatTimeout)
+func (k *link) updateChannels(ctx context.Context, s *session) *refusal {
+	ctx, cancel := k.unhurried(ctx, k.cfg.HeartbeatTimeout)
 	defer cancel()
 	if err := k.listen(ctx, s); err != nil {
-		return err
+		return lost(err)
 	}
-	k.resync(false)
+	k.resync(s)
 	return nil
 }
 
-// checkHeartbeat starts a heartbeat that is due, or looks what has become of it, and returns when to look again.
-func (k *link) checkHeartbeat(ctx context.Context, s *session) (time.Time, error) {
+// checkHeartbeat starts a heartbeat that is due, or looks what has become of it, and returns when to look again, or why the connection
+// has to end.
+func (k *link) checkHeartbeat(ctx context.Context, s *session) (time.Time, *refusal) {
 	now := time.Now()
 	if s.beat == nil {
 		if now.Before(s.nextBeat) {
@@ -238,39 +239,52 @@ func (k *link) checkHeartbeat(ctx context.Context, s *session) (time.Time, error
 		k.startBeat(ctx, s, k.cfg.HeartbeatTimeout)
 		return s.beat.deadline, nil
 	}
-	finish := func() (time.Time, error) {
-		s.endBeat()
-		s.nextBeat = k.nextBeat()
-		return s.nextBeat, nil
-	}
 	if s.arrived {
-		return finish()
+		k.proven(s)
+		return s.nextBeat, nil
 	}
 	select {
 	case <-s.beat.done:
-		if s.beat.err == nil {
-			break
+		if s.beat.err != nil {
+			return k.unproven(ctx, s, s.beat.err)
 		}
-		// No note could be sent, from the pool or otherwise. That is not the listener's fault as long as it answers.
-		err := s.beat.err
-		bounded, cancel := context.WithTimeout(ctx, k.cfg.HeartbeatTimeout/3)
-		defer cancel()
-		if sessionErr := s.stillListens(bounded); sessionErr != nil {
-			return time.Time{}, errors.Join(sessionErr, err)
-		}
-		return finish()
 	default:
+		if !now.Before(s.beat.deadline) {
+			return k.unproven(ctx, s, errUnderWay)
+		}
 	}
 	if now.Before(s.beat.deadline) {
 		return s.beat.deadline, nil
 	}
-	if s.lastReceived.After(s.sentAt) {
-		return finish() // other notifications did arrive: the note waits at its sender's
-	}
+	// The note has left its sender, so nothing excuses the silence, neither other notifications nor a session that answers: they
+	// come from elsewhere than publishers do by now.
 	if !s.beat.overtime {
 		// This process may have stood still, with the note long arrived: a read whose time is up does not even look.
 		s.beat.overtime = true
-		return now.Add(k.cfg.HeartbeatTimeout / 50), nil
+		return now.Add(k.cfg.HeartbeatTimeout / overtime), nil
 	}
-	return time.Time{}, errNoProof
+	s.unheard++
+	return time.Time{}, lost(errNoProof)
+}
+
+// overtime is the part of HeartbeatTimeout that is kept for looking once more.
+const overtime = 50
+
+// unproven is what follows when no note could be sent, from the pool or otherwise: nothing is known then. That is not the fault of the
+// connection as long as it answers, which is kept: what others send may well be heard.
+func (k *link) unproven(ctx context.Context, s *session, err error) (time.Time, *refusal) {
+	s.late++
+	why := k.unsent(s, err)
+	k.state.late(&refusal{reason: why.reason, err: why.err, remedy: why.remedy})
+	if why.settled && s.late > 1 {
+		return time.Time{}, why
+	}
+	bounded, cancel := k.unhurried(ctx, k.cfg.HeartbeatTimeout/3)
+	defer cancel()
+	if err := s.stillListens(bounded); err != nil {
+		return time.Time{}, lost(err)
+	}
+	s.endBeat()
+	s.nextBeat = time.Now().Add(k.retry.Delay(s.late))
+	return s.nextBeat, nil
 }

@@ -2,7 +2,6 @@ package notify
 
 import (
 	"context"
-	"slices"
 	"sync"
 )
 
@@ -108,14 +107,4 @@ func (m *inbox) run(ctx context.Context) {
 			m.handler.HandleEvent(ctx, e)
 		}
 	}
-}
-
-// sortedChannels returns the channels of inboxes in a fixed order, so that the SQL made of them is one text.
-func sortedChannels(inboxes map[string]*inbox) []string {
-	channels := make([]string, 0, len(inboxes))
-	for channel := range inboxes {
-		channels = append(channels, channel)
-	}
-	slices.Sort(channels)
-	return channels
 }

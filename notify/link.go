@@ -23,10 +23,11 @@ type link struct {
 	cfg    ListenerConfig
 	retry  backoff.Policy
 	slot   *puddle.Pool[*session]
-	state  tracker
+	state  *tracker
 
-	mu        sync.Mutex         // guards what follows; no I/O under it
-	listeners map[*Listener]bool // who runs, and whether it has been resynced on this connection
+	mu        sync.Mutex // guards what follows; no I/O under it
+	listeners map[*Listener]struct{}
+	moved     bool               // since the channels were looked at
 	interrupt context.CancelFunc // ends the wait of the loop
 	pending   bool               // an interrupt that found no wait
 }
@@ -42,15 +43,11 @@ func newLink(pool Pool, direct *pgx.ConnConfig, cfg ListenerConfig) *link {
 	if err != nil {
 		panic("bug: " + err.Error())
 	}
-	remedy := "set ListenerConfig.Direct to a session connection: the server itself, or a pool in session mode"
-	if direct != nil {
-		remedy = "let ListenerConfig.Direct lead to the same server and database as the pool, by a session connection"
-	}
 	return &link{
 		pool: pool, direct: direct, cfg: cfg, slot: slot,
 		retry:     backoff.Policy{Base: cfg.ReconnectMin, Max: cfg.ReconnectMax},
-		state:     tracker{logger: cfg.Logger, poll: cfg.PollInterval, remedy: remedy, changed: make(chan struct{})},
-		listeners: make(map[*Listener]bool),
+		state:     newTracker(cfg),
+		listeners: make(map[*Listener]struct{}),
 	}
 }
 
@@ -69,28 +66,27 @@ func (k *link) serve(ctx context.Context, l *Listener) {
 			k.open(ctx, s)
 			continue
 		}
-		err := k.read(ctx, s)
-		switch {
-		case err == nil:
-		case ctx.Err() == nil:
-			k.lost(s, err)
-		case s.conn.IsClosed():
-			s.close() // in the middle of a statement; whoever goes on opens another
+		if why := k.read(ctx, s); why != nil {
+			k.lost(ctx, s, why)
 		}
 	}
 }
 
 func (k *link) attach(l *Listener) {
+	k.state.joined(l)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.listeners[l] = false
+	k.listeners[l] = struct{}{}
+	k.moved = true
 	k.interruptLocked()
 }
 
 // detach closes the connection after the last listener. Nobody can hold the slot then: who holds it is attached.
 func (k *link) detach(l *Listener) {
+	k.state.left(l)
 	k.mu.Lock()
 	delete(k.listeners, l)
+	k.moved = true
 	last := len(k.listeners) == 0
 	k.interruptLocked()
 	k.mu.Unlock()
@@ -99,63 +95,82 @@ func (k *link) detach(l *Listener) {
 	}
 	for _, res := range k.slot.AcquireAllIdle() {
 		s := res.Value()
-		s.close()
 		statement := s.statement
+		k.endSession(s, &refusal{}, false)
+		*s = session{past: past{statement: statement}} // whoever runs it again starts afresh
 		res.ReleaseUnused()
 		if statement != nil {
 			<-statement
 		}
-		k.mu.Lock()
-		if len(k.listeners) == 0 {
-			k.state.stopped()
-		}
-		k.mu.Unlock()
 	}
 }
 
 // open makes one attempt, after the wait that is due before it.
 func (k *link) open(ctx context.Context, s *session) {
-	if err := k.pause(ctx, s.wait); err != nil {
+	if err := backoff.Wait(ctx, time.Until(s.next)); err != nil {
 		return
 	}
 	s.attempt++
-	refused := k.establish(ctx, s)
+	why := k.establish(ctx, s)
 	switch {
+	case why == nil:
 	case ctx.Err() != nil:
-		k.endSession(s) // half established at best: whoever goes on starts over
-	case refused != nil:
-		s.wait = k.retry.Delay(s.attempt)
-		if refused.settled {
-			s.wait = backoff.Spread(k.cfg.Reprove, 0.2)
-		}
-		k.state.set(refused.state, refused.reason, refused.err)
-		k.endSession(s)
+		k.endSession(s, &refusal{}, false) // half established, and nobody's fault: whoever goes on starts over
+	default:
+		k.pause(s, why)
+		k.endSession(s, why, false)
 	}
 }
 
-func (k *link) pause(ctx context.Context, d time.Duration) error {
-	if d < 0 {
-		<-ctx.Done()
+// pause sets when to try again.
+func (k *link) pause(s *session, why *refusal) {
+	wait := k.retry.Delay(s.attempt)
+	switch {
+	case why.atOnce:
+		wait = 0
+	case why.settled && k.cfg.Reprove < 0:
+		wait = never
+	case why.settled:
+		wait = backoff.Spread(k.cfg.Reprove, 0.2)
 	}
-	return backoff.Wait(ctx, d)
+	s.next = time.Now().Add(wait)
 }
 
-func (k *link) lost(s *session, err error) {
+func (k *link) lost(ctx context.Context, s *session, why *refusal) {
+	if ctx.Err() != nil {
+		// In the middle of a statement. Whoever goes on opens another at once.
+		why.reason = "the listener that read it has stopped"
+		s.next = time.Time{}
+		k.endSession(s, why, true)
+		return
+	}
 	if time.Since(s.opened) > k.cfg.ReconnectMax {
 		s.attempt = 0 // a connection that lasted is not part of a series of failures
 	}
 	s.attempt++
-	s.wait = k.retry.Delay(s.attempt)
-	k.state.lost(err)
-	k.endSession(s)
+	k.pause(s, why)
+	k.endSession(s, why, true)
 }
 
-// endSession closes a connection, after the state was set, for it may take a while.
-func (k *link) endSession(s *session) {
+// endSession is the only end of a connection: it changes the state first, for closing may take a while.
+func (k *link) endSession(s *session, why *refusal, lost bool) {
+	k.state.closed(why, lost)
+	s.endBeat()
 	if s.conn != nil {
 		k.unlisten(s)
 		s.close()
 	}
+}
+
+// unhurried bounds a statement on the connection. It outlives ctx by a moment, for in the middle of a statement a connection cannot
+// be handed on, and whoever stops seldom is the only one who uses it.
+func (k *link) unhurried(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	stop := context.AfterFunc(ctx, func() {
+		_ = backoff.Wait(longer, k.cfg.HeartbeatTimeout/10)
+		cancel()
+	})
+	return longer, func() { stop(); cancel() }
 }
 
 // interruptible returns a context that ends at deadline, or as soon as somebody calls interruptLocked.

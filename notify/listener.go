@@ -114,10 +114,11 @@ type Listener struct {
 	cfg  ListenerConfig
 	link *link
 
-	inboxes map[string]*inbox
+	inboxes map[string][]*inbox
 	mu      sync.Mutex // guards what follows
 	ran     bool
 	running bool
+	endedAt time.Time // of the latest Run
 }
 
 // NewListener returns a Listener without handlers. It starts nothing and does no I/O. The error is about cfg alone.
@@ -135,18 +136,18 @@ func NewListener(pool Pool, cfg ListenerConfig) (*Listener, error) {
 			return nil, fmt.Errorf("notify: configure listener: Direct: %w", err)
 		}
 	}
-	return &Listener{cfg: cfg, link: newLink(pool, direct, cfg), inboxes: make(map[string]*inbox)}, nil
+	return &Listener{cfg: cfg, link: newLink(pool, direct, cfg), inboxes: make(map[string][]*inbox)}, nil
 }
 
 // Share returns a Listener without handlers that has the configuration of l and uses the same connection. Each is run by
 // itself; the connection is open while at least one of them runs, and is handed from one to the next without being
 // closed.
 func (l *Listener) Share() *Listener {
-	return &Listener{cfg: l.cfg, link: l.link, inboxes: make(map[string]*inbox)}
+	return &Listener{cfg: l.cfg, link: l.link, inboxes: make(map[string][]*inbox)}
 }
 
-// Handle registers the handler of a channel. It panics when called after Run, twice for one channel, without a handler,
-// or with a channel that [CheckChannel] refuses.
+// Handle registers a handler of a channel. A channel may have several: each gets every event, at its own pace. It panics when
+// called after Run, without a handler, or with a channel that [CheckChannel] refuses.
 func (l *Listener) Handle(channel string, h Handler) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,10 +160,7 @@ func (l *Listener) Handle(channel string, h Handler) {
 	if l.ran {
 		panic("notify: Handle: called after Run, for channel " + channel)
 	}
-	if l.inboxes[channel] != nil {
-		panic("notify: Handle: second handler for channel " + channel)
-	}
-	l.inboxes[channel] = newInbox(channel, h, l.cfg.MaxPending)
+	l.inboxes[channel] = append(l.inboxes[channel], newInbox(channel, h, l.cfg.MaxPending))
 }
 
 // Run connects, listens and calls the handlers until ctx is done, and returns nil then, when the last handler has
@@ -181,15 +179,17 @@ func (l *Listener) Run(ctx context.Context) error {
 	l.mu.Unlock()
 	defer func() {
 		l.mu.Lock()
-		l.running = false
+		l.running, l.endedAt = false, time.Now()
 		l.mu.Unlock()
 	}()
 
 	defer l.subscribe()()
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, in := range l.inboxes {
-		wg.Go(func() { in.run(ctx) })
+	for _, inboxes := range l.inboxes {
+		for _, in := range inboxes {
+			wg.Go(func() { in.run(ctx) })
+		}
 	}
 	wg.Go(func() { l.poll(ctx) })
 	l.link.serve(ctx, l)
@@ -200,8 +200,12 @@ func (l *Listener) Run(ctx context.Context) error {
 func (l *Listener) subscribe() (cancel func()) {
 	var cancels []func()
 	if l.cfg.Sender != nil {
-		for channel, in := range l.inboxes {
-			cancels = append(cancels, l.cfg.Sender.Subscribe(channel, func(payload string) { in.put(Notified, payload) }))
+		for channel, inboxes := range l.inboxes {
+			cancels = append(cancels, l.cfg.Sender.Subscribe(channel, func(payload string) {
+				for _, in := range inboxes {
+					in.put(Notified, payload)
+				}
+			}))
 		}
 	}
 	return func() {
@@ -211,14 +215,14 @@ func (l *Listener) subscribe() (cancel func()) {
 	}
 }
 
-// poll leaves Polled events in all inboxes, at the pace of the link's state.
+// poll leaves Polled events in all inboxes, at the pace of the state.
 func (l *Listener) poll(ctx context.Context) {
 	last := time.Now()
 	draw := func(d time.Duration) time.Duration { return backoff.Spread(d, 0.2) }
 	// The first wait is drawn from the whole interval: processes that start together must not poll together.
 	first := backoff.Policy{Base: max(l.cfg.PollInterval, 0)}.Delay(1)
 	for {
-		state, changed := l.link.state.watch()
+		state, changed := l.link.state.watch(l)
 		interval := l.cfg.PollInterval
 		if state == Proven {
 			interval = l.cfg.ProvenPollInterval
@@ -239,8 +243,10 @@ func (l *Listener) poll(ctx context.Context) {
 		case <-tick:
 			first = 0
 			last = time.Now()
-			for _, in := range l.inboxes {
-				in.put(Polled, "")
+			for _, inboxes := range l.inboxes {
+				for _, in := range inboxes {
+					in.put(Polled, "")
+				}
 			}
 		}
 		if timer != nil {
@@ -252,9 +258,15 @@ func (l *Listener) poll(ctx context.Context) {
 	}
 }
 
-// State returns what is known about delivery now.
+func (l *Listener) ended() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.endedAt
+}
+
+// State returns what is known about delivery to this listener now. It takes no I/O, and the evidence of the moment it is called.
 func (l *Listener) State() State {
-	state, _ := l.link.state.watch()
+	state, _ := l.link.state.watch(l)
 	return state
 }
 
@@ -262,4 +274,4 @@ func (l *Listener) State() State {
 func (l *Listener) Healthy() bool { return l.State() == Proven }
 
 // Status returns a snapshot of the state, its reason and the counters.
-func (l *Listener) Status() Status { return l.link.state.snapshot() }
+func (l *Listener) Status() Status { return l.link.state.snapshot(l) }

@@ -44,7 +44,6 @@ func TestMisusePanics(t *testing.T) {
 		"notify: NewSender: nil db":                       func() { _, _ = notify.NewSender(nil, notify.SenderConfig{}) },
 		"notify: Handle: nil handler for channel a":       func() { fresh().Handle("a", nil) },
 		"notify: channel is too long":                     func() { fresh().Handle(strings.Repeat("x", 64), h) },
-		"notify: Handle: second handler for channel a":    func() { l := fresh(); l.Handle("a", h); l.Handle("a", h) },
 		"notify: Handle: called after Run, for channel a": func() { l := fresh(); _ = l.Run(done); l.Handle("a", h) },
 	} {
 		func() {

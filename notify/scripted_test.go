@@ -27,7 +27,10 @@ type scripted struct {
 	down      bool            // nobody can connect
 	silent    bool            // pg_notify is not answered, on all paths
 	lost      bool            // the pool's pg_notify succeeds and does nothing
+	execErr   error           // of the pool's statements
 	listenErr string          // SQLSTATE of every LISTEN
+
+	stalledListen bool // LISTEN is not answered
 }
 
 func newScripted(t *testing.T, o pgscript.Options) *scripted {
@@ -38,8 +41,12 @@ func newScripted(t *testing.T, o pgscript.Options) *scripted {
 		switch {
 		case strings.HasPrefix(sql, "listen ") && s.listenErr != "":
 			return pgscript.ServerError(s.listenErr, "no", "x")
+		case strings.HasPrefix(sql, "listen ") && s.stalledListen:
+			return pgscript.NoAnswer
 		case strings.Contains(sql, "pg_notify") && s.silent:
 			return pgscript.NoAnswer
+		case strings.Contains(sql, "pg_notify") && s.execErr != nil:
+			return pgscript.ServerError("54000", s.execErr.Error(), "asyncQueueAddEntries")
 		}
 		return nil
 	})
@@ -61,8 +68,11 @@ func (s *scripted) dialled() []time.Duration {
 // Exec is the pool's: it notifies.
 func (s *scripted) Exec(ctx context.Context, _ string, args ...any) (pgconn.CommandTag, error) {
 	s.mu.Lock()
-	silent, down, lost := s.silent, s.down, s.lost
+	silent, down, lost, err := s.silent, s.down, s.lost, s.execErr
 	s.mu.Unlock()
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
 	if silent {
 		<-ctx.Done()
 		return pgconn.CommandTag{}, ctx.Err()

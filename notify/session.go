@@ -3,10 +3,8 @@ package notify
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -20,21 +18,28 @@ type session struct {
 	conn      *pgconn.PgConn
 	backend   string // pg_backend_pid() where LISTEN ran
 	pooled    bool
-	listening map[string]bool // channels listened on, LISTEN committed
 	opened    time.Time
+	listening map[string]bool            // channels listened on, LISTEN committed
+	refused   map[string]*refusedChannel // channels that cannot be
+	fresh     []map[*Listener][]string   // channels listened on whose handlers are not told yet
 
-	attempt int           // in a row without a connection that lived
-	wait    time.Duration // before the next one
+	past
 
-	proof        string // channel of the proofs, of this connection alone
-	token        string // of the note under way
-	sentAt       time.Time
-	arrived      bool      // it came back
-	lastReceived time.Time // the last notification on a channel listened on
-	nextBeat     time.Time
-	beat         *beat
+	proof    string // channel of the proofs, of this connection alone
+	token    string // of the note under way
+	sentAt   time.Time
+	arrived  bool // it came back
+	nextBeat time.Time
+	late     int // heartbeats in a row for which no note could be sent
+	beat     *beat
+}
 
-	statement <-chan struct{} // of the latest heartbeat: closed when it has ended; may outlive the connection
+// past is what outlives a connection.
+type past struct {
+	next      time.Time       // no attempt before
+	attempt   int             // in a row without a connection that lived
+	unheard   int             // in a row, notes that were sent and did not come back
+	statement <-chan struct{} // of the latest heartbeat: closed when it has ended
 }
 
 func (s *session) close() {
@@ -42,7 +47,7 @@ func (s *session) close() {
 		return
 	}
 	closeConn(s.conn)
-	*s = session{attempt: s.attempt, wait: s.wait, opened: s.opened, statement: s.statement}
+	*s = session{past: s.past}
 }
 
 // closeConn closes a connection and leaves nothing of it behind.
@@ -56,28 +61,27 @@ func closeConn(conn *pgconn.PgConn) {
 	<-conn.CleanupDone()
 }
 
-// refusal is why an attempt did not end in a proven connection.
-type refusal struct {
-	state   State
-	reason  string
-	err     error
-	settled bool // not a matter of trying again soon
+// connect dials with the configuration of Direct or of the pool, for what listens.
+func (k *link) connect(ctx context.Context, onNotification pgconn.NotificationHandler) (*pgconn.PgConn, error) {
+	if k.direct != nil {
+		return dial(ctx, k.direct.Copy(), onNotification)
+	}
+	return k.connectAsPool(ctx, onNotification)
 }
 
-// connect dials with the configuration of Direct or of the pool.
-func (k *link) connect(ctx context.Context, onNotification pgconn.NotificationHandler) (*pgconn.PgConn, error) {
-	var cfg *pgx.ConnConfig
-	if k.direct != nil {
-		cfg = k.direct.Copy()
-	} else {
-		pc := k.pool.Config()
-		cfg = pc.ConnConfig.Copy()
-		if pc.BeforeConnect != nil {
-			if err := pc.BeforeConnect(ctx, cfg); err != nil {
-				return nil, err
-			}
+// connectAsPool dials with the pool's configuration: the way of those who notify.
+func (k *link) connectAsPool(ctx context.Context, onNotification pgconn.NotificationHandler) (*pgconn.PgConn, error) {
+	pc := k.pool.Config()
+	cfg := pc.ConnConfig.Copy()
+	if pc.BeforeConnect != nil {
+		if err := pc.BeforeConnect(ctx, cfg); err != nil {
+			return nil, err
 		}
 	}
+	return dial(ctx, cfg, onNotification)
+}
+
+func dial(ctx context.Context, cfg *pgx.ConnConfig, onNotification pgconn.NotificationHandler) (*pgconn.PgConn, error) {
 	// pgx's own handler appends to a slice that only WaitForNotification empties; ours keeps nothing.
 	cfg.OnNotification = onNotification
 	// Waiting is interrupted all the time here. A handler that sends cancel requests would cancel whoever has the server.
@@ -87,12 +91,12 @@ func (k *link) connect(ctx context.Context, onNotification pgconn.NotificationHa
 	// A connection that breaks makes pgconn dial once more, to cancel the query that might be running. None of ours is
 	// worth it, and after a restart it would be a second connection attempt of everybody, at once and without jitter.
 	var connected atomic.Bool
-	dial := cfg.DialFunc
+	dialOnce := cfg.DialFunc
 	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if connected.Load() {
 			return nil, errors.New("notify: no cancel requests")
 		}
-		return dial(ctx, network, addr)
+		return dialOnce(ctx, network, addr)
 	}
 	conn, err := pgconn.ConnectConfig(ctx, &cfg.Config)
 	connected.Store(true)
@@ -136,7 +140,7 @@ func (k *link) establish(ctx context.Context, s *session) *refusal {
 	k.state.connected(s.pooled)
 	if s.pooled {
 		if why := k.shared(early, conn, backend); why != "" {
-			return &refusal{state: Isolated, reason: why, settled: true}
+			return &refusal{state: Isolated, reason: why, remedy: k.remedyForSharing(), settled: true}
 		}
 	}
 	s.backend = backend
@@ -146,11 +150,7 @@ func (k *link) establish(ctx context.Context, s *session) *refusal {
 	}
 	late, cancelLate := context.WithTimeout(ctx, k.cfg.HeartbeatTimeout*9/20)
 	defer cancelLate()
-	if refused := k.prove(late, s); refused != nil {
-		return refused
-	}
-	k.proven(s)
-	return nil
+	return k.prove(late, s)
 }
 
 // shared looks for a server connection that is shared between clients, as in transaction mode, without leaving a LISTEN
@@ -184,77 +184,4 @@ func (k *link) shared(ctx context.Context, a *pgconn.PgConn, backend string) (wh
 		}
 	}
 	return ""
-}
-
-var errMoved = errors.New("another server connection answered: the pooler no longer keeps one per client")
-
-// listen brings the session in line with what the running listeners want: one simple query, so one transaction, and the
-// pid that ran it.
-func (k *link) listen(ctx context.Context, s *session) error {
-	want := k.wanted()
-	want[s.proof] = true
-	var sql strings.Builder
-	for channel := range want {
-		if !s.listening[channel] {
-			sql.WriteString("listen " + pgx.Identifier{channel}.Sanitize() + "; ")
-		}
-	}
-	for channel := range s.listening {
-		if !want[channel] {
-			sql.WriteString("unlisten " + pgx.Identifier{channel}.Sanitize() + "; ")
-		}
-	}
-	if sql.Len() == 0 {
-		return nil
-	}
-	backend, err := one(ctx, s.conn, sql.String()+backendSQL)
-	if err != nil {
-		return err
-	}
-	s.listening = want
-	if backend != s.backend {
-		s.backend = backend // where the LISTEN is to be undone
-		return errMoved
-	}
-	return nil
-}
-
-func (k *link) listenRefused(s *session, err error) *refusal {
-	var pgErr *pgconn.PgError
-	switch {
-	case errors.Is(err, errMoved):
-		return &refusal{state: Isolated, reason: "LISTEN cannot work", err: err, settled: true}
-	case errors.As(err, &pgErr) && !s.conn.IsClosed():
-		// 58P01, for example: the queue holds an entry whose transaction status was vacuumed away (before the minor releases
-		// of early 2026, and in all of 13). Or a standby.
-		return &refusal{state: Isolated, reason: "the server refused LISTEN", err: err}
-	default:
-		return &refusal{state: Disconnected, reason: "cannot LISTEN", err: err}
-	}
-}
-
-// wanted returns the channels of all running listeners.
-func (k *link) wanted() map[string]bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	want := make(map[string]bool)
-	for l := range k.listeners {
-		for channel := range l.inboxes {
-			want[channel] = true
-		}
-	}
-	return want
-}
-
-// stillListens asks the session itself whether it is still the one that listens, when no note can be sent from elsewhere.
-func (s *session) stillListens(ctx context.Context) error {
-	answer, err := one(ctx, s.conn, `select pg_catalog.pg_backend_pid() || case when exists (
-	select from pg_catalog.pg_listening_channels() as c where c = '`+s.proof+`') then '' else ' not listening' end`)
-	if err != nil {
-		return err
-	}
-	if answer != s.backend {
-		return fmt.Errorf("%w or no longer listens", errMoved)
-	}
-	return nil
 }

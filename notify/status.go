@@ -9,9 +9,11 @@ import (
 type State int8
 
 const (
-	// Unknown: nothing is proven yet, or Run is not under way.
+	// Unknown: nothing is proven now. Run is not under way, the server has not answered yet, or no note could be sent for the
+	// latest heartbeat, in which case the connection is kept and may well be good. Handlers are polled at PollInterval.
 	Unknown State = iota
-	// Proven: a note from another session arrived through LISTEN, and so did the latest heartbeat.
+	// Proven: the latest note that another session sent, on the way of the pool, came back through LISTEN, not longer ago than
+	// Heartbeat and HeartbeatTimeout together, and the server has answered LISTEN for every channel of this listener.
 	Proven
 	// Isolated: the server can be reached but notifications do not arrive, or LISTEN is refused. Handlers are polled.
 	Isolated
@@ -34,11 +36,11 @@ func (s State) String() string {
 	return "State(" + strconv.Itoa(int(s)) + ")"
 }
 
-// Status is a snapshot of a [Listener] and of the connection it may share with others. The counters only grow, and count
-// for all that share the connection.
+// Status is a snapshot of a [Listener] and of the connection it may share with others. The state is the listener's, with its reason; all
+// else is the connection's. The counters only grow, and count for all that share the connection.
 type Status struct {
 	State     State
-	Reason    string        // why, in words; empty while all is well
+	Reason    string        // why, in words, on one line; empty while all is well
 	Since     time.Time     // of the state
 	LastProof time.Time     // when delivery was last proven
 	ProofTime time.Duration // how long the note took then

@@ -100,22 +100,36 @@ func TestBlackHoleIsNoticedWithin15Seconds(t *testing.T) {
 	}
 }
 
-// A pool without a free connection, or a server without one, says nothing against a listener that answers.
+// A pool without a free connection, or a server without one, says nothing against a listener that answers, and nothing for it.
 func TestBusyPoolDoesNotCostAConnectionThatWorks(t *testing.T) {
 	virtual(t, notify.ListenerConfig{}, func(t *testing.T, pg *scripted, l *listening) {
 		l.must(t, notify.Proven)
 		pg.with(func() { pg.silent, pg.down = true, true }) // its connection stays open
-		time.Sleep(time.Hour)                               // hundreds of heartbeats: the end of a note and the wake-up by it are not one moment
-		l.must(t, notify.Proven)
+		time.Sleep(15 * time.Second)
+		for range 3600 { // hundreds of heartbeats: the end of a note and the wake-up by it are not one moment
+			l.must(t, notify.Unknown)
+			time.Sleep(time.Second)
+		}
 		pg.Notify("news", "still heard")
 		synctest.Wait()
 		if !l.heard("still heard") {
 			t.Error("nothing heard")
 		}
-		if st := l.Status(); st.Connects != 1 || st.Proofs != 1 {
+		if st := l.Status(); st.Connects != 1 || st.Proofs != 1 || st.Losses != 0 || !strings.Contains(st.Reason, "cannot send a note") {
 			t.Errorf("status %+v", st)
 		}
+		if n := l.kinds(notify.Polled); n < 3000 {
+			t.Errorf("%d polls in an hour, want one a second", n)
+		}
+		if l.warnings() != 1 || !strings.Contains(l.log.All(), "remedy") {
+			t.Errorf("want one warning with a remedy:\n%s", l.log.All())
+		}
 		pg.with(func() { pg.silent, pg.down = false, false })
+		time.Sleep(15 * time.Second)
+		l.must(t, notify.Proven)
+		if st := l.Status(); st.Connects != 1 || st.Losses != 0 {
+			t.Errorf("status %+v", st)
+		}
 	})
 }
 
