@@ -29,6 +29,7 @@ type Executor struct {
 	closed       atomic.Bool
 	probeAtBegin atomic.Bool // stable statements run in transactions that are open already
 	counters     counters
+	settings     settings
 }
 
 // New returns an executor on pool. It sends nothing: the first stable statement looks at what the pool's connections lead to. The pool

@@ -69,6 +69,7 @@ func (ex *Executor) probe(ctx context.Context) (fallback.Topology, error) {
 		return fallback.Topology{}, fmt.Errorf("executor: probe: %w", err)
 	}
 	ex.selector.Probed(ctx, top)
+	ex.checkSettings(probeCtx, top)
 	return top, nil
 }
 
