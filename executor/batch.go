@@ -21,12 +21,17 @@ import (
 // A batch is run again unseen when a prepared statement was lost, as long as no result has reached the caller and no item is
 // transaction control. That covers a failure of the first item, and with Close as the only call any item's.
 func (ex *Executor) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	return ex.sendBatch(ctx, ex, b)
+}
+
+// sendBatch is SendBatch on a connection of from's.
+func (ex *Executor) sendBatch(ctx context.Context, from source, b *pgx.Batch) pgx.BatchResults {
 	opts, begins := pgxinternals.BatchTxOptions(b)
 	if begins {
 		if ex.statementMode() {
 			return pgx.FailedBatchResults(b, ErrStatementMode)
 		}
-		t, err := ex.newTx(ctx, opts)
+		t, err := ex.newTx(ctx, from, opts)
 		if err != nil {
 			return pgx.FailedBatchResults(b, err)
 		}
@@ -36,11 +41,11 @@ func (ex *Executor) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 		br.start()
 		return br
 	}
-	s, err := ex.acquire(ctx)
+	s, err := from.take(ctx)
 	if err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
-	br := &batchResults{ex: ex, s: &s, b: b, ctx: ctx}
+	br := &batchResults{ex: ex, s: &s, b: b, ctx: ctx, control: s.c.PgConn().TxStatus() != 'I'}
 	br.start()
 	return br
 }

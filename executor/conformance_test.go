@@ -19,11 +19,18 @@ import (
 // cell is one operation under one policy in one place.
 type cell struct {
 	*place.Running
-	ex     *executor.Executor
+	ex     caller
 	policy executor.PreparedStatements
 	table  string // of the cell's own
 	plain  *pgx.Conn
 	lost   int // how often the operation gave up with the typed error
+}
+
+// caller is what an executor and a connection of its own have in common.
+type caller interface {
+	starter
+	InTx(ctx context.Context, opts pgx.TxOptions, f func(ctx context.Context, tx executor.Tx) error) error
+	Ping(ctx context.Context) error
 }
 
 // operation is one row of the matrix. run performs it once, the i-th time; what it returns is what the caller of the executor got. It
@@ -58,24 +65,51 @@ func TestConformance(t *testing.T) {
 			st := p.Start(t)
 			openServers(t, st, 4)
 			for _, policy := range []executor.PreparedStatements{executor.Auto, executor.On, executor.Off, executor.Shared} {
-				t.Run(policy.String(), func(t *testing.T) { conform(t, st, policy) })
+				t.Run(policy.String(), func(t *testing.T) {
+					conform(t, st, policy, "", func(ex *executor.Executor, f func(caller) error) error { return f(ex) })
+				})
 			}
 		})
 	}
 }
 
-func conform(t *testing.T, st *place.Running, policy executor.PreparedStatements) {
+// TestConformanceOfAConn is the same on connections of one's own: each operation, each time, on one that it acquires.
+func TestConformanceOfAConn(t *testing.T) {
+	for _, p := range append(place.OneOfEachKind(), place.New(place.Statement, "1.24", "17")) {
+		t.Run(p.String(), func(t *testing.T) {
+			t.Parallel()
+			st := p.Start(t)
+			openServers(t, st, 4)
+			for _, policy := range []executor.PreparedStatements{executor.Auto, executor.On, executor.Shared} {
+				t.Run(policy.String(), func(t *testing.T) {
+					conform(t, st, policy, "c", func(ex *executor.Executor, f func(caller) error) error {
+						return ex.AcquireFunc(t.Context(), func(c *executor.Conn) error { return f(c) })
+					})
+				})
+			}
+		})
+	}
+}
+
+// conform runs every operation under a policy; on says on what.
+func conform(
+	t *testing.T, st *place.Running, policy executor.PreparedStatements, prefix string,
+	on func(ex *executor.Executor, f func(caller) error) error,
+) {
 	logs := &logrec.Recorder{}
 	ex := newExecutor(t, newPool(t, st.URL, maxConns(2)), executor.Config{PreparedStatements: policy, Logger: logs.Logger()})
 	plain := connect(t, st.DB.URL)
 	lost := 0
 	for i, op := range operations {
 		t.Run(op.name, func(t *testing.T) {
-			c := &cell{Running: st, ex: ex, policy: policy, plain: plain, table: fmt.Sprintf("t_%s_%d", policy, i)}
+			c := &cell{Running: st, policy: policy, plain: plain, table: fmt.Sprintf("%st_%s_%d", prefix, policy, i)}
 			mustExec(t, plain, "create table "+c.table+" (id int primary key, n bigint not null, v jsonb, at timestamptz)")
 			before := ex.Stats()
 			for round := range conformanceRounds {
-				err := op.run(t.Context(), t, c, round)
+				err := on(ex, func(db caller) error {
+					c.ex = db
+					return op.run(t.Context(), t, c, round)
+				})
 				switch {
 				case op.begins && st.Place.RefusesBegin():
 					if !errors.Is(err, executor.ErrStatementMode) {

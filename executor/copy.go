@@ -21,13 +21,20 @@ import (
 // name: pgx's own prepares a named statement, which behind a pooler that forwards names fails with 42P05. After an error the connection
 // is closed, because on PgBouncer up to 1.25 what was still on its way can reach another server (pgbouncer#1470).
 func (ex *Executor) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
-	s, err := ex.acquire(ctx)
+	return ex.copyOn(ctx, ex, table, columns, src)
+}
+
+// copyOn is CopyFrom on a connection of from's.
+func (ex *Executor) copyOn(
+	ctx context.Context, from source, table pgx.Identifier, columns []string, src pgx.CopyFromSource,
+) (int64, error) {
+	s, err := from.take(ctx)
 	if err != nil {
 		return 0, err
 	}
-	defer s.pooled.Release()
+	defer s.release()
 	n, err := ex.copyFrom(ctx, s.c, nil, table, columns, src)
-	if err != nil && ex.selector.Decision().Pooled {
+	if err != nil && ex.selector.Decision().Pooled && !pgconn.SafeToRetry(err) { // else nothing was sent, as when a Conn's rows are open
 		_ = s.c.PgConn().Close(ctx)
 	}
 	return n, err

@@ -12,6 +12,13 @@ var (
 	// the chain too.
 	ErrClosed = errors.New("executor: closed")
 
+	// ErrReleased is returned by the methods of a [Conn] that was released or hijacked. Nothing was sent.
+	ErrReleased = errors.New("executor: the connection was released")
+
+	// ErrTxOpen is returned by Begin, BeginTx, InTx and a batch with BeginTx of a [Conn] that is in a transaction already. Nothing was sent. End
+	// that transaction first, or begin a nested one with its own Begin.
+	ErrTxOpen = errors.New("executor: a transaction is open on this connection (end it first, or nest with its own Begin)")
+
 	// ErrCommitUnknown is in the chain of the error of a Commit that was sent and never answered: the transaction may or may not have
 	// committed. The cause is in the chain too. Never run such a transaction again without looking.
 	ErrCommitUnknown = errors.New("executor: the outcome of COMMIT is unknown")

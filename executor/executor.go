@@ -81,10 +81,11 @@ func closedPool(err error) error {
 // Exec runs sql and returns its command tag, as pgxpool.Pool.Exec does. Without arguments and without prepare.Stable it is pgx's simple
 // query, which may hold several statements.
 func (ex *Executor) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	x, err := ex.newSingle(ctx, sql, args)
+	s, err := ex.acquire(ctx)
 	if err != nil {
 		return pgconn.CommandTag{}, err
 	}
+	x := ex.newSingle(s, sql, args)
 	defer x.release()
 	return x.exec(ctx)
 }
@@ -103,9 +104,9 @@ func (ex *Executor) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 
 // query is Query; what failed is in the rows, which are closed then.
 func (ex *Executor) query(ctx context.Context, sql string, args []any) *rows {
-	x, err := ex.newSingle(ctx, sql, args)
+	s, err := ex.acquire(ctx)
 	if err != nil {
 		return &rows{err: err, closed: true}
 	}
-	return x.query(ctx)
+	return ex.newSingle(s, sql, args).query(ctx)
 }

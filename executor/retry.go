@@ -84,6 +84,9 @@ func (ex *Executor) decideRetry(ctx context.Context, s *session, a *attempt, pha
 		return false, err
 	}
 	if v.Connection == fallback.Dead {
+		if s.lent {
+			return false, err
+		}
 		if replaceErr := ex.replace(ctx, s); replaceErr != nil {
 			return false, errors.Join(err, replaceErr)
 		}

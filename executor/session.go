@@ -8,11 +8,25 @@ import (
 	"github.com/bounceproof/bounceproof/internal/statement"
 )
 
+// source is where calls get their connection: the executor, which takes one from the pool, or a [Conn], which lends its own.
+type source interface {
+	take(ctx context.Context) (session, error)
+	// began hears of a transaction that is open on what was taken.
+	began(t *tx)
+}
+
 // session is the connection that a call runs on.
 type session struct {
-	pooled *pgxpool.Conn // nil once it was given back
+	pooled *pgxpool.Conn // nil once it was given back, and for a connection that is lent
 	c      *statement.Conn
+	lent   bool // by a Conn: the call does not give it back, and cannot replace it when it dies
 }
+
+// take implements [source].
+func (ex *Executor) take(ctx context.Context) (session, error) { return ex.acquire(ctx) }
+
+// began implements [source].
+func (ex *Executor) began(*tx) {}
 
 // acquire takes a connection from the pool.
 func (ex *Executor) acquire(ctx context.Context) (session, error) {
@@ -40,7 +54,10 @@ func (ex *Executor) replace(ctx context.Context, s *session) error {
 	return nil
 }
 
-// release gives the connection back. Doing it twice is no error.
+// gone reports whether the connection was given back.
+func (s *session) gone() bool { return s.pooled == nil && !s.lent }
+
+// release gives the connection back, unless it is lent. Doing it twice is no error.
 func (s *session) release() {
 	if s.pooled != nil {
 		s.pooled.Release()

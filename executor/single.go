@@ -44,17 +44,16 @@ func (s *session) reusableSingle() *single {
 	return new(single)
 }
 
-// newSingle takes a connection for a call.
-func (ex *Executor) newSingle(ctx context.Context, sql string, args []any) (*single, error) {
-	s, err := ex.acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
+// newSingle is a call on its way, outside a transaction of the executor's.
+func (ex *Executor) newSingle(s session, sql string, args []any) *single {
 	x := s.reusableSingle()
 	x.ex, x.own = ex, alone{ex: ex, s: s}
+	if s.c.PgConn().TxStatus() != 'I' {
+		x.own.phase = fallback.PhaseInside
+	}
 	x.s, x.route = &x.own.s, &x.own
 	x.q = readCall(sql, args)
-	return x, nil
+	return x
 }
 
 // release gives back the single, and the connection if it is the call's own. In this order: whoever gets the connection next uses the single.
@@ -168,10 +167,11 @@ func (x *single) retry(ctx context.Context, a *attempt, err error) (bool, error)
 // succeeded implements [task].
 func (x *single) succeeded(ctx context.Context) { x.route.succeeded(ctx, &x.a) }
 
-// alone is the route of a statement outside a transaction.
+// alone is the route of a statement outside a transaction of the executor's.
 type alone struct {
-	ex *Executor
-	s  session
+	ex    *Executor
+	s     session
+	phase fallback.Phase // PhaseInside if a text of the caller's has begun a transaction, on a Conn
 }
 
 func (r *alone) send(ctx context.Context, q *call, a *attempt) (*pgconn.ResultReader, *statement.Group, error) {
@@ -194,7 +194,15 @@ func (r *alone) send(ctx context.Context, q *call, a *attempt) (*pgconn.ResultRe
 }
 
 func (r *alone) retry(ctx context.Context, a *attempt, err error) (bool, error) {
-	return r.ex.decideRetry(ctx, &r.s, a, fallback.PhaseAlone, err)
+	if r.s.lent && r.s.c.PgConn().IsBusy() {
+		return false, err // rows or a batch of the Conn are still open: nothing was sent
+	}
+	again, err := r.ex.decideRetry(ctx, &r.s, a, r.phase, err)
+	if !again && r.phase == fallback.PhaseInside {
+		t := tx{ex: r.ex, s: r.s}
+		err = t.fail(a, err)
+	}
+	return again, err
 }
 
 func (r *alone) succeeded(ctx context.Context, a *attempt) {

@@ -64,7 +64,12 @@ func (ex *Executor) Begin(ctx context.Context) (pgx.Tx, error) {
 // BeginTx starts a transaction with options, as pgxpool.Pool.BeginTx does. The value is a [Tx]. It takes a connection and sends nothing, but for a
 // BeginQuery of the options.
 func (ex *Executor) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error) {
-	t, err := ex.begin(ctx, opts)
+	return ex.beginOn(ctx, ex, opts)
+}
+
+// beginOn is BeginTx on a connection of from's.
+func (ex *Executor) beginOn(ctx context.Context, from source, opts pgx.TxOptions) (pgx.Tx, error) {
+	t, err := ex.begin(ctx, from, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -73,8 +78,8 @@ func (ex *Executor) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, er
 
 // begin starts a transaction. A BeginQuery of the caller's own is sent at once, as in pgx: it may be several statements, which only a simple
 // query can hold, and nothing rides with that.
-func (ex *Executor) begin(ctx context.Context, opts pgx.TxOptions) (*tx, error) {
-	t, err := ex.newTx(ctx, opts)
+func (ex *Executor) begin(ctx context.Context, from source, opts pgx.TxOptions) (*tx, error) {
+	t, err := ex.newTx(ctx, from, opts)
 	if err != nil || opts.BeginQuery == "" {
 		return t, err
 	}
@@ -93,15 +98,17 @@ func (ex *Executor) begin(ctx context.Context, opts pgx.TxOptions) (*tx, error) 
 }
 
 // newTx makes a transaction that has sent nothing.
-func (ex *Executor) newTx(ctx context.Context, opts pgx.TxOptions) (*tx, error) {
+func (ex *Executor) newTx(ctx context.Context, from source, opts pgx.TxOptions) (*tx, error) {
 	if ex.probeAtBegin.Load() && !ex.closed.Load() {
 		ex.probeIfDue(ctx)
 	}
-	s, err := ex.acquire(ctx)
+	s, err := from.take(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &tx{ex: ex, s: s, opts: opts, preamble: newPreamble(beginText(opts), s.c.QueryTracer() != nil), forgotten: s.c.Forgotten()}, nil
+	t := &tx{ex: ex, s: s, opts: opts, preamble: newPreamble(beginText(opts), s.c.QueryTracer() != nil), forgotten: s.c.Forgotten()}
+	from.began(t)
+	return t, nil
 }
 
 // InTx runs f in a transaction and commits it, or rolls it back if f fails or panics. f is run a second time, once, when the transaction
@@ -111,9 +118,14 @@ func (ex *Executor) newTx(ctx context.Context, opts pgx.TxOptions) (*tx, error) 
 //
 // The error is f's own, or Commit's.
 func (ex *Executor) InTx(ctx context.Context, opts pgx.TxOptions, f func(ctx context.Context, tx Tx) error) error {
+	return ex.inTx(ctx, ex, opts, f)
+}
+
+// inTx is InTx on connections of from's.
+func (ex *Executor) inTx(ctx context.Context, from source, opts pgx.TxOptions, f func(ctx context.Context, tx Tx) error) error {
 	var first error
 	for run := 1; ; run++ {
-		t, err := ex.begin(ctx, opts)
+		t, err := ex.begin(ctx, from, opts)
 		if err != nil {
 			return errors.Join(first, err)
 		}
@@ -122,6 +134,9 @@ func (ex *Executor) InTx(ctx context.Context, opts pgx.TxOptions, f func(ctx con
 		first = err
 		if err == nil || t.lostErr == nil || errors.Is(err, ErrCommitUnknown) || run == 2 || ex.cfg.PreparedStatements == On || ctx.Err() != nil {
 			return err
+		}
+		if t.s.lent && t.s.c.PgConn().IsClosed() {
+			return err // there is no other connection to run it on
 		}
 		ex.counters.retries.Add(1)
 		var lost *PreparedStatementError

@@ -122,7 +122,7 @@ func (t *tx) Rollback(ctx context.Context) error {
 	}
 	defer t.release()
 	t.queue, t.onCommit = nil, nil
-	if !t.preamble.begun || t.s.pooled == nil {
+	if !t.preamble.begun || t.s.gone() {
 		return nil
 	}
 	pg := t.s.c.PgConn()

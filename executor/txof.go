@@ -32,7 +32,7 @@ func (sp *savepoint) TxLocal() *txlocal.Values {
 // TxConn returns the connection as it is, without sending BEGIN as Conn does; nil when the transaction has ended. It is for the other
 // packages of this module, by way of txlocal.Conn: what they do with it must leave no state behind.
 func (t *tx) TxConn() *pgx.Conn {
-	if t.closed || t.s.pooled == nil {
+	if t.closed || t.s.gone() {
 		return nil
 	}
 	return t.s.c.Conn()

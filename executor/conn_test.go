@@ -1,0 +1,596 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
+
+	"github.com/bounceproof/bounceproof/executor"
+	"github.com/bounceproof/bounceproof/internal/pgscript"
+	"github.com/bounceproof/bounceproof/prepare"
+	"github.com/bounceproof/bounceproof/testenv/place"
+)
+
+func acquire(t testing.TB, ex *executor.Executor) *executor.Conn {
+	t.Helper()
+	c, err := ex.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Release)
+	return c
+}
+
+// connCalls is every method of a Conn that sends something.
+var connCalls = map[string]func(ctx context.Context, c *executor.Conn) error{
+	"Exec": func(ctx context.Context, c *executor.Conn) error {
+		_, err := c.Exec(ctx, "select $1::int", prepare.Stable, 1)
+		return err
+	},
+	"Exec without arguments": func(ctx context.Context, c *executor.Conn) error {
+		_, err := c.Exec(ctx, "select 1")
+		return err
+	},
+	"Query": func(ctx context.Context, c *executor.Conn) error {
+		rows, err := c.Query(ctx, "select $1::int", prepare.Stable, 1)
+		if err != nil {
+			if rows.Next() || rows.Err() == nil {
+				return errors.New("the rows say something else than Query")
+			}
+			return err
+		}
+		rows.Close()
+		return rows.Err()
+	},
+	"QueryRow": func(ctx context.Context, c *executor.Conn) error {
+		var n int
+		return c.QueryRow(ctx, "select $1::int", prepare.Stable, 1).Scan(&n)
+	},
+	"SendBatch": func(ctx context.Context, c *executor.Conn) error {
+		var b pgx.Batch
+		b.Queue("select $1::int", prepare.Stable, 1)
+		return c.SendBatch(ctx, &b).Close()
+	},
+	"SendBatch that begins": func(ctx context.Context, c *executor.Conn) error {
+		var b pgx.Batch
+		b.BeginTx(pgx.TxOptions{})
+		b.Queue("select $1::int", prepare.Stable, 1)
+		results := c.SendBatch(ctx, &b)
+		if err := results.Close(); err != nil {
+			return err
+		}
+		return results.Tx().Commit(ctx)
+	},
+	"CopyFrom": func(ctx context.Context, c *executor.Conn) error {
+		_, err := c.CopyFrom(ctx, pgx.Identifier{"numbers"}, []string{"n"}, pgx.CopyFromRows([][]any{{1}}))
+		return err
+	},
+	"Begin": func(ctx context.Context, c *executor.Conn) error {
+		tx, err := c.Begin(ctx)
+		if err != nil {
+			if tx != nil {
+				return errors.New("a transaction beside an error")
+			}
+			return err
+		}
+		_, err = tx.Exec(ctx, "select $1::int", prepare.Stable, 1)
+		return errors.Join(err, tx.Rollback(ctx))
+	},
+	"BeginTx": func(ctx context.Context, c *executor.Conn) error {
+		tx, err := c.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
+		if err != nil {
+			return err
+		}
+		return tx.Commit(ctx)
+	},
+	"InTx": func(ctx context.Context, c *executor.Conn) error {
+		return c.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+			_, err := tx.Exec(ctx, "select $1::int", prepare.Stable, 1)
+			return err
+		})
+	},
+	"Ping": func(ctx context.Context, c *executor.Conn) error { return c.Ping(ctx) },
+}
+
+// A connection is one connection, whatever runs on it, and while it is out nobody else gets it.
+func TestAConnIsOneConnection(t *testing.T) {
+	t.Parallel()
+	for _, p := range place.OneOfEachKind() {
+		t.Run(p.String(), func(t *testing.T) {
+			t.Parallel()
+			st := p.Start(t)
+			mustExec(t, connect(t, st.DB.URL), "create table numbers (n int)")
+			pool := newPool(t, st.URL, maxConns(2))
+			ex := newExecutor(t, pool, executor.Config{})
+			c := acquire(t, ex)
+			conn := c.Conn()
+			for name, call := range connCalls {
+				for range 3 {
+					if err := call(t.Context(), c); err != nil {
+						t.Errorf("%s: %v", name, err)
+					}
+				}
+				if c.Conn() != conn || pool.Stat().AcquiredConns() != 1 || conn.PgConn().TxStatus() != 'I' {
+					t.Errorf("%s: another connection, or %d are in use, or %c", name, pool.Stat().AcquiredConns(), conn.PgConn().TxStatus())
+				}
+			}
+			other := acquire(t, ex)
+			if other.Conn() == conn {
+				t.Error("a connection was lent twice")
+			}
+			other.Release()
+			c.Release()
+			if err := givenBack(pool); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// What was released or hijacked answers with an error. A pgxpool.Conn panics.
+func TestAReleasedConnSaysSo(t *testing.T) {
+	t.Parallel()
+	s, _ := newScripted(t, pgscript.Options{}, executor.Config{}, maxConns(2))
+	for name, end := range map[string]func(c *executor.Conn){
+		"released": func(c *executor.Conn) { c.Release(); c.Release() },
+		"hijacked": func(c *executor.Conn) {
+			conn := c.Hijack()
+			c.Release()
+			if err := conn.Ping(t.Context()); err != nil {
+				t.Errorf("the connection that was hijacked: %v", err)
+			}
+			_ = conn.Close(t.Context())
+		},
+		"released by AcquireFunc": nil,
+	} {
+		var c *executor.Conn
+		if end == nil {
+			if err := s.ex.AcquireFunc(t.Context(), func(own *executor.Conn) error { c = own; return nil }); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			c = acquire(t, s.ex)
+			end(c)
+		}
+		s.b.Reset()
+		for call, f := range connCalls {
+			if err := f(t.Context(), c); !errors.Is(err, executor.ErrReleased) {
+				t.Errorf("%s, %s: %v", name, call, err)
+			}
+		}
+		if c.Conn() != nil {
+			t.Errorf("%s: it gives away a connection that is somebody else's", name)
+		}
+		if panicked(func() { c.Hijack() }) == nil {
+			t.Errorf("%s: Hijack returned", name)
+		}
+		if sent := s.b.Sent(); len(sent) > 0 {
+			t.Errorf("%s: sent %v", name, sent)
+		}
+		if err := givenBack(s.pool); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// The control: this is what pgxpool does.
+	bare, err := s.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bare.Release()
+	if panicked(func() { _, _ = bare.Exec(t.Context(), "select 1") }) == nil {
+		t.Error("pgxpool does not panic any more")
+	}
+}
+
+// panicked returns what f panics with.
+func panicked(f func()) (v any) {
+	defer func() { v = recover() }()
+	f()
+	return nil
+}
+
+// The Conn's own methods run in the transaction that is open on it, although its BEGIN is sent late.
+func TestAConnsMethodsRunInItsTransaction(t *testing.T) {
+	t.Parallel()
+	for _, p := range place.OneOfEachKind() {
+		t.Run(p.String(), func(t *testing.T) {
+			t.Parallel()
+			st := p.Start(t)
+			plain := connect(t, st.DB.URL)
+			mustExec(t, plain, "create table numbers (n int)")
+			ex := newExecutor(t, newPool(t, st.URL, maxConns(2)), executor.Config{})
+			calls := map[string]func(ctx context.Context, c *executor.Conn) error{
+				"Exec": func(ctx context.Context, c *executor.Conn) error {
+					_, err := c.Exec(ctx, "insert into numbers values ($1)", prepare.Stable, 1)
+					return err
+				},
+				"Query": func(ctx context.Context, c *executor.Conn) error {
+					rows, _ := c.Query(ctx, "insert into numbers values ($1) returning n", prepare.Stable, 1)
+					_, err := pgx.CollectRows(rows, pgx.RowTo[int])
+					return err
+				},
+				"QueryRow": func(ctx context.Context, c *executor.Conn) error {
+					var n int
+					return c.QueryRow(ctx, "insert into numbers values ($1) returning n", prepare.Stable, 1).Scan(&n)
+				},
+				"SendBatch": func(ctx context.Context, c *executor.Conn) error {
+					var b pgx.Batch
+					b.Queue("insert into numbers values ($1)", prepare.Stable, 1)
+					return c.SendBatch(ctx, &b).Close()
+				},
+				"CopyFrom": func(ctx context.Context, c *executor.Conn) error {
+					_, err := c.CopyFrom(ctx, pgx.Identifier{"numbers"}, []string{"n"}, pgx.CopyFromRows([][]any{{1}}))
+					return err
+				},
+				"Conn": func(ctx context.Context, c *executor.Conn) error {
+					_, err := c.Conn().Exec(ctx, "insert into numbers values (1)")
+					return err
+				},
+			}
+			count := func() string { return one(t, plain, "select count(*) from numbers") }
+			for name, call := range calls {
+				c := acquire(t, ex)
+				tx, err := c.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := call(t.Context(), c); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				if n := count(); n != "0" {
+					t.Errorf("%s: it ran outside the transaction", name)
+				}
+				if err := tx.Rollback(t.Context()); err != nil || count() != "0" {
+					t.Errorf("%s: rolled back: %v, %s rows", name, err, count())
+				}
+				// The control: the same call without a transaction stays.
+				if err := call(t.Context(), c); err != nil || count() != "1" {
+					t.Errorf("%s: alone: %v, %s rows", name, err, count())
+				}
+				c.Release()
+				mustExec(t, plain, "truncate numbers")
+			}
+		})
+	}
+}
+
+// A second transaction on the same connection would share the first one's fate, as with pgx it does, behind a warning of the server's.
+func TestAConnHasOneTransaction(t *testing.T) {
+	t.Parallel()
+	s, _ := newScripted(t, pgscript.Options{}, executor.Config{}, maxConns(2))
+	ctx := t.Context()
+	for name, begin := range map[string]func(c *executor.Conn) error{
+		"Begin": func(c *executor.Conn) error { _, err := c.Begin(ctx); return err },
+		"BEGIN": func(c *executor.Conn) error { _, err := c.Exec(ctx, "begin"); return err },
+		"batch": func(c *executor.Conn) error {
+			var b pgx.Batch
+			b.BeginTx(pgx.TxOptions{})
+			b.Queue("select 1")
+			return c.SendBatch(ctx, &b).Close()
+		},
+	} {
+		c := acquire(t, s.ex)
+		if err := begin(c); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		s.b.Reset()
+		var b pgx.Batch
+		b.BeginTx(pgx.TxOptions{})
+		_, errBegin := c.Begin(ctx)
+		errInTx := c.InTx(ctx, pgx.TxOptions{}, func(context.Context, executor.Tx) error { return nil })
+		for what, err := range map[string]error{"Begin": errBegin, "InTx": errInTx} {
+			if !errors.Is(err, executor.ErrTxOpen) {
+				t.Errorf("%s, then %s: %v", name, what, err)
+			}
+		}
+		if err := c.SendBatch(ctx, &b).Close(); err == nil {
+			t.Errorf("%s, then a batch that begins: no error", name)
+		}
+		if sent := s.b.Sent(); len(sent) > 0 {
+			t.Errorf("%s: sent %v", name, sent)
+		}
+		c.Release()
+	}
+	if err := givenBack(s.pool); err != nil {
+		t.Error(err)
+	}
+}
+
+// A transaction that is open at Release is not committed, and does not run on a connection that is somebody else's by then.
+func TestReleaseEndsTheTransaction(t *testing.T) {
+	t.Parallel()
+	for _, used := range []bool{false, true} {
+		s, _ := newScripted(t, pgscript.Options{}, executor.Config{}, maxConns(1))
+		ctx := t.Context()
+		c := acquire(t, s.ex)
+		begun, err := c.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx, ok := executor.TxOf(begun)
+		if !ok {
+			t.Fatal("this is no transaction of an executor")
+		}
+		if used {
+			if _, err := tx.Exec(ctx, insertA, prepare.Stable, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		nested, err := tx.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.Queue(insertA, prepare.Stable, 2); err != nil {
+			t.Fatal(err)
+		}
+		tx.OnCommit(func() { t.Error("OnCommit ran") })
+		c.Release()
+		if err := givenBack(s.pool); err != nil {
+			t.Fatal(err)
+		}
+		s.b.Reset()
+		_, errExec := tx.Exec(ctx, insertA, prepare.Stable, 3)
+		_, errNested := nested.Exec(ctx, insertA, prepare.Stable, 3)
+		for what, err := range map[string]error{
+			"Exec": errExec, "nested Exec": errNested, "Queue": tx.Queue(insertA), "nested Commit": nested.Commit(ctx), "Commit": tx.Commit(ctx),
+			"Rollback": tx.Rollback(ctx),
+		} {
+			if !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("used %t, %s: %v", used, what, err)
+			}
+		}
+		if sent := s.b.Sent(); len(sent) > 0 {
+			t.Errorf("used %t: sent %v", used, sent)
+		}
+		if s.b.Committed(insertA) != 0 {
+			t.Errorf("used %t: committed", used)
+		}
+		if err := s.sane(ctx); err != nil {
+			t.Errorf("used %t: %v", used, err)
+		}
+	}
+}
+
+// A connection that died cannot be replaced under a Conn. The error is pgx's, nothing is run twice, and Release throws it away.
+func TestADeadConnIsNotReplaced(t *testing.T) {
+	for _, sc := range scenes {
+		for name, call := range connCalls {
+			t.Run(fmt.Sprint(sc.name, ", ", name), func(t *testing.T) {
+				s, _ := newScripted(t, sc.o, executor.Config{PreparedStatements: sc.policy}, maxConns(2))
+				c := acquire(t, s.ex)
+				if _, err := c.Exec(t.Context(), "select $1::int", prepare.Stable, 1); err != nil {
+					t.Fatal(err)
+				}
+				s.b.CutAll()
+				connects := s.b.Connects()
+				for range 2 {
+					err := call(t.Context(), c)
+					var lost *executor.PreparedStatementError
+					if err == nil && name != "BeginTx" || errors.As(err, &lost) || errors.Is(err, executor.ErrReleased) {
+						t.Errorf("%v", err)
+					}
+				}
+				if !c.Conn().IsClosed() && name != "BeginTx" { // which sends nothing
+					t.Error("the connection is not closed")
+				}
+				if n := s.b.Connects(); n != connects {
+					t.Errorf("%d connections were made", n-connects)
+				}
+				c.Release()
+				if err := s.sane(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// What a pooler lost is run again on the same connection, unseen; in a transaction that a text has begun it is the typed error.
+func TestAConnRunsAgainWhatWasLost(t *testing.T) {
+	t.Parallel()
+	s, _ := newScripted(t, pgscript.Options{}, executor.Config{}, maxConns(2))
+	ctx := t.Context()
+	c := acquire(t, s.ex)
+	for i := range 4 {
+		if i == 2 {
+			s.b.ForgetNames()
+		}
+		if _, err := c.Exec(ctx, insertA, prepare.Stable, i); err != nil {
+			t.Fatalf("%d: %v", i, err)
+		}
+	}
+	if n := s.ex.Stats().Retries; n != 1 {
+		t.Errorf("%d were run again", n)
+	}
+	s, _ = newScripted(t, pgscript.Options{}, executor.Config{}, maxConns(2))
+	c = acquire(t, s.ex)
+	if _, err := c.Exec(ctx, insertA, prepare.Stable, 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Exec(ctx, "begin"); err != nil {
+		t.Fatal(err)
+	}
+	s.b.ForgetNames()
+	_, err := c.Exec(ctx, insertA, prepare.Stable, 2)
+	var lost *executor.PreparedStatementError
+	if !errors.As(err, &lost) || !lost.InTx || s.ex.Stats().Retries != 0 {
+		t.Errorf("%v, %+v", err, s.ex.Stats())
+	}
+}
+
+// Rows that are open keep others off the connection, and harm nothing.
+func TestAConnIsBusyWhileRowsAreOpen(t *testing.T) {
+	t.Parallel()
+	for _, p := range place.OneOfEachKind() {
+		t.Run(p.String(), func(t *testing.T) {
+			t.Parallel()
+			st := p.Start(t)
+			mustExec(t, connect(t, st.DB.URL), "create table numbers (n int)")
+			pool := newPool(t, st.URL, maxConns(2))
+			ex := newExecutor(t, pool, executor.Config{})
+			c := acquire(t, ex)
+			for range 2 {
+				rows, err := c.Query(t.Context(), "select g, repeat('x', 1000) from generate_series(1, $1) g", prepare.Stable, 5000)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for name, call := range connCalls {
+					if err := call(t.Context(), c); name != "BeginTx" && (err == nil || !strings.Contains(err.Error(), "busy")) {
+						t.Errorf("%s: %v", name, err)
+					}
+				}
+				n := 0
+				for rows.Next() {
+					n++
+				}
+				if err := rows.Err(); err != nil || n != 5000 {
+					t.Errorf("%d rows, %v", n, err)
+				}
+			}
+			if _, err := c.Exec(t.Context(), "select $1::int", prepare.Stable, 1); err != nil {
+				t.Error(err)
+			}
+			if top, err := ex.Topology(t.Context()); err != nil || ex.Stats().Downgrades > 0 && !p.ForwardsNames() {
+				t.Errorf("%v, %v, %+v", top, err, ex.Stats())
+			}
+			rows, err := c.Query(t.Context(), "select g, repeat('x', 1000) from generate_series(1, $1) g", prepare.Stable, 5000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Release() // as in pgxpool, which closes it
+			rows.Close()
+			if err := givenBack(pool); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Session state is the Conn's on a direct connection: that is what it is for.
+func TestAConnKeepsTheSession(t *testing.T) {
+	t.Parallel()
+	st := place.New(place.Direct, "", "15").Start(t)
+	ex := newExecutor(t, newPool(t, st.URL, maxConns(4)), executor.Config{})
+	c := acquire(t, ex)
+	ctx := t.Context()
+	for _, sql := range []string{"create temp table mine (n int)", "set application_name = 'mine'", "select pg_advisory_lock(7)"} {
+		if _, err := c.Exec(ctx, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.CopyFrom(ctx, pgx.Identifier{"mine"}, []string{"n"}, pgx.CopyFromRows([][]any{{1}, {2}})); err != nil {
+		t.Fatal(err)
+	}
+	var n int
+	var name string
+	if err := c.QueryRow(ctx, "select sum(n), current_setting('application_name') from mine where n < $1", prepare.Stable, 9).Scan(&n, &name); err != nil {
+		t.Fatal(err)
+	}
+	var unlocked, stranger bool
+	if err := c.QueryRow(ctx, "select pg_advisory_unlock($1)", prepare.Stable, int64(7)).Scan(&unlocked); err != nil {
+		t.Fatal(err)
+	}
+	// The control: another connection sees none of it.
+	if err := ex.QueryRow(ctx, "select to_regclass('mine') is not null").Scan(&stranger); err != nil {
+		t.Fatal(err)
+	}
+	if n != 3 || name != "mine" || !unlocked || stranger {
+		t.Errorf("sum %d, %q, unlocked %t, seen by another %t", n, name, unlocked, stranger)
+	}
+}
+
+// The pool's remaining methods are the pool's.
+func TestThePoolsOwnMethods(t *testing.T) {
+	ignore := goleak.IgnoreCurrent()
+	s, end := newScripted(t, pgscript.Options{}, executor.Config{}, maxConns(2))
+	ctx := t.Context()
+	if err := s.ex.Ping(ctx); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(s.pool.Config().MaxConns, s.ex.Config().MaxConns); diff != "" || s.ex.Config() == s.ex.Config() {
+		t.Errorf("Config: %s", diff)
+	}
+	c := acquire(t, s.ex)
+	if n := s.ex.Stat().AcquiredConns(); n != 1 {
+		t.Errorf("Stat: %d connections are in use", n)
+	}
+	old := c.Conn()
+	s.ex.Reset()
+	if _, err := c.Exec(ctx, insertA, prepare.Stable, 1); err != nil {
+		t.Errorf("in use during Reset: %v", err)
+	}
+	c.Release()
+	if next := acquire(t, s.ex); next.Conn() == old {
+		t.Error("a connection outlived Reset")
+	} else {
+		next.Release()
+	}
+	if err := s.sane(ctx); err != nil {
+		t.Error(err)
+	}
+	held := acquire(t, s.ex)
+	if err := s.ex.Close(ctx); err != nil {
+		t.Error(err)
+	}
+	if _, err := held.Exec(ctx, insertA, prepare.Stable, 1); err != nil {
+		t.Errorf("acquired before Close: %v", err)
+	}
+	held.Release()
+	_, errAcquire := s.ex.Acquire(ctx)
+	for what, err := range map[string]error{
+		"Ping": s.ex.Ping(ctx), "Acquire": errAcquire, "AcquireFunc": s.ex.AcquireFunc(ctx, func(*executor.Conn) error { return nil }),
+	} {
+		if !errors.Is(err, executor.ErrClosed) {
+			t.Errorf("closed: %s: %v", what, err)
+		}
+	}
+	end()
+	if err := goleak.Find(ignore); err != nil {
+		t.Error(err)
+	}
+}
+
+// A Conn costs what the executor costs: no round trip more, and its own struct.
+func TestAConnCostsNothing(t *testing.T) {
+	for _, sc := range scenes {
+		s, _ := newScripted(t, sc.o, executor.Config{PreparedStatements: sc.policy}, maxConns(1))
+		for _, call := range []func(db starter) error{
+			func(db starter) error { _, err := db.Exec(t.Context(), insertA, prepare.Stable, 1); return err },
+			func(db starter) error {
+				tx, err := db.Begin(t.Context())
+				if err != nil {
+					return err
+				}
+				if _, err := tx.Exec(t.Context(), insertA, prepare.Stable, 1); err != nil {
+					return err
+				}
+				return tx.Commit(t.Context())
+			},
+		} {
+			trips := func(db starter) int {
+				for range 3 {
+					if err := call(db); err != nil {
+						t.Fatal(err)
+					}
+				}
+				s.b.Reset()
+				if err := call(db); err != nil {
+					t.Fatal(err)
+				}
+				return s.b.RoundTrips()
+			}
+			want := trips(s.ex)
+			c := acquire(t, s.ex)
+			if got := trips(c); got != want || got == 0 {
+				t.Errorf("%s: %d round trips, the executor's are %d", sc.name, got, want)
+			}
+			c.Release()
+		}
+	}
+}
