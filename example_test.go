@@ -23,10 +23,9 @@ import (
 
 // usage is the example of README.md: TestReadme compares them word by word, and TestUsage runs it.
 func usage(ctx context.Context, url string, sendMail func(context.Context, outbox.Delivery) error) {
-	pool := must(pgxpool.New(ctx, url)) // to PostgreSQL, or through any PgBouncer
-	defer pool.Close()
-	ex := must(executor.New(pool, executor.Config{})) // stands where the pool stands
-	defer ex.Close(context.WithoutCancel(ctx))        // sends the notifications that wait
+	cfg := must(pgxpool.ParseConfig(url))                     // to PostgreSQL, or through any PgBouncer
+	ex := must(executor.NewPool(ctx, cfg, executor.Config{})) // makes the pool and guards it: LoadType in cfg.AfterConnect works too
+	defer ex.Close(context.WithoutCancel(ctx))                // sends the notifications that wait, and closes the pool
 	store := must(outbox.New(ex, outbox.Config{}))
 	check(store.Migrate(ctx))
 

@@ -1,6 +1,7 @@
-// Package executor wraps a pgxpool.Pool so that prepared statements work, and stay fast, whatever stands between the program and PostgreSQL.
+// Package executor stands on a pgxpool.Pool so that prepared statements work, and stay fast, whatever stands between the program and PostgreSQL.
 //
-//	ex, err := executor.New(pool, executor.Config{})
+//	ex, err := executor.NewPool(ctx, poolConfig, executor.Config{})
+//	defer ex.Close(ctx)
 //	err = ex.QueryRow(ctx, "select email from users where id = $1", prepare.Stable, 42).Scan(&email)
 //
 // # What it promises

@@ -3,6 +3,9 @@ package executor
 import (
 	"errors"
 	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/fallback"
 )
@@ -55,3 +58,41 @@ func (e *PreparedStatementError) Error() string {
 
 // Unwrap returns Err.
 func (e *PreparedStatementError) Unwrap() error { return e.Err }
+
+// HookError reports that the pool could give no connection because one of its hooks (AfterConnect, PrepareConn, BeforeAcquire) used a prepared
+// statement past the executor, which the pooler in between mixed up with another client's. pgx names statements of its own there: Conn.LoadType,
+// Conn.LoadTypes and every Query with arguments do. Nothing of the caller's ran.
+//
+// The *pgconn.PgError is reachable with errors.As.
+type HookError struct {
+	// Name is the statement's name; "" if the error does not say it.
+	Name string
+	// Err is the server's error.
+	Err error
+}
+
+// pgxNames begins the names that pgx gives to statements by itself (its internal/stmtcache).
+const pgxNames = "stmtcache_"
+
+// hookError takes an error of the pool's Acquire.
+func hookError(err error) error {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.Code != "42P05" && pgErr.Code != "26000" { // duplicate_prepared_statement, invalid_sql_statement_name
+		return err
+	}
+	_, name, _ := strings.Cut(pgErr.Message, `"`) // translated messages may quote otherwise; then it is not known
+	name, _, _ = strings.Cut(name, `"`)
+	return &HookError{Name: name, Err: err}
+}
+
+// Error says what happened and what to do.
+func (e *HookError) Error() string {
+	remedy := "make the pool with executor.NewPool, or call executor.Guard on its configuration"
+	if e.Name != "" && !strings.HasPrefix(e.Name, pgxNames) {
+		remedy = "do not prepare by name in the pool's hooks: pass the text, with prepare.Stable, where it is used"
+	}
+	return fmt.Sprintf("executor: a hook of the pool used a prepared statement past the executor: %v; %s", e.Err, remedy)
+}
+
+// Unwrap returns Err.
+func (e *HookError) Unwrap() error { return e.Err }

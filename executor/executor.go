@@ -16,10 +16,14 @@ import (
 	"github.com/bounceproof/bounceproof/notify"
 )
 
-// Executor runs statements on a pool. Its methods have pgx's signatures, so that it stands wherever a pool stands: sqlc's DBTX, scany,
-// squirrel. Safe for concurrent use. Make one per pool with [New] and Close it when done.
+// Executor runs statements on a pool. Its methods have the signatures of the pool's, but for three: Acquire and AcquireFunc give a [Conn] of
+// the executor's, and Close takes a context and returns an error. So it stands where code asks for an interface, such as sqlc's DBTX or scany's
+// Querier. What asks for a *pgxpool.Pool by name, such as River's driver, gets [Executor.Pool].
+//
+// Safe for concurrent use. Make one per database with [NewPool], or with [New] on a pool you have, and Close it when done.
 type Executor struct {
 	pool     *pgxpool.Pool
+	ownsPool bool // Close closes it
 	cfg      Config
 	catalogs catalogs
 	selector *selector.Selector
@@ -32,13 +36,24 @@ type Executor struct {
 	settings     settings
 }
 
-// New returns an executor on pool. It sends nothing: the first stable statement looks at what the pool's connections lead to. The pool
-// stays the caller's, who closes it after the executor. It panics on a nil pool. The error names a field of cfg, or says that this version of
-// pgx has changed what the executor relies on.
+// New returns an executor on a pool you have. It sends nothing: the first stable statement looks at what the pool's connections lead to. The
+// pool stays the caller's, who closes it after the executor. What runs on the pool past the executor, its own hooks included, is guarded only if
+// [Guard] was called on its configuration; [NewPool] does that. It panics on a nil pool. The error names a field of cfg, or says that this version
+// of pgx has changed what the executor relies on.
 func New(pool *pgxpool.Pool, cfg Config) (*Executor, error) {
 	if pool == nil {
 		panic("executor: New: nil pool")
 	}
+	ex, err := newExecutor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	ex.pool = pool
+	return ex, nil
+}
+
+// newExecutor returns an executor that has no pool yet.
+func newExecutor(cfg Config) (*Executor, error) {
 	if err := pgxinternals.Check(); err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
@@ -46,7 +61,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	ex := &Executor{pool: pool, cfg: cfg}
+	ex := &Executor{cfg: cfg}
 	ex.shared = newSharedNames(cfg.StatementCapacity)
 	ex.selector = ex.newSelector()
 	ex.sender, err = notify.NewSender(ex, cfg.Sender)
@@ -59,14 +74,18 @@ func New(pool *pgxpool.Pool, cfg Config) (*Executor, error) {
 // Pool returns the wrapped pool.
 func (ex *Executor) Pool() *pgxpool.Pool { return ex.pool }
 
-// Close sends what Notify still holds, until ctx is done, and refuses further calls with [ErrClosed]. The pool stays open. Closing twice is
-// no error.
+// Close sends what Notify still holds, until ctx is done, and refuses further calls with [ErrClosed]. A pool that [NewPool] made is closed with
+// it: Close then waits until every connection was given back, or ctx is done; the error says that some were not, and they are closed when they are. A
+// pool that was handed to [New] stays open. Closing twice is no error.
 func (ex *Executor) Close(ctx context.Context) error {
-	if ex.closed.Load() {
-		return nil
+	var err error
+	if !ex.closed.Load() {
+		err = ex.sender.Close(ctx)
+		ex.closed.Store(true)
 	}
-	err := ex.sender.Close(ctx)
-	ex.closed.Store(true)
+	if ex.ownsPool {
+		err = errors.Join(err, closePool(ctx, ex.pool))
+	}
 	return err
 }
 

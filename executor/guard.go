@@ -16,8 +16,8 @@ import (
 	"github.com/bounceproof/bounceproof/internal/selector"
 )
 
-// Guard makes a bare pool safe behind a pooler, for code that keeps the pool: River, database/sql through stdlib.OpenDBFromPool. Call it
-// last, on the configuration, before pgxpool.NewWithConfig; it chains the hooks that are there (BeforeConnect, PrepareConn or BeforeAcquire,
+// Guard makes a bare pool safe behind a pooler, for what runs past the executor: the pool's own hooks (LoadType and RegisterTypes in AfterConnect),
+// River, database/sql through stdlib.OpenDBFromPool. [NewPool] calls it; else call it last, on the configuration, before pgxpool.NewWithConfig; it chains the hooks that are there (BeforeConnect, PrepareConn or BeforeAcquire,
 // and the connection's OnPgError and OnNotification) and leaves the others alone.
 //
 // The first connection looks at what it leads to. On a direct connection pgx keeps its own default, QueryExecModeCacheStatement. Behind any
@@ -39,9 +39,22 @@ func Guard(pool *pgxpool.Config, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	newGuard(cfg).install(pool)
+	return nil
+}
+
+// probeKey marks the context of a probe of the executor's.
+type probeKey struct{}
+
+// newGuard returns a guard that has not looked at anything. cfg is resolved.
+func newGuard(cfg Config) *guard {
 	g := &guard{cfg: cfg, reprobe: cmp.Or(cfg.ReprobeAfter, selector.DefaultReprobeAfter)}
 	g.state.Store(&guardState{})
+	return g
+}
 
+// install chains the hooks of a pool's configuration.
+func (g *guard) install(pool *pgxpool.Config) {
 	before := pool.BeforeConnect
 	pool.BeforeConnect = func(ctx context.Context, cc *pgx.ConnConfig) error {
 		if before != nil {
@@ -49,7 +62,9 @@ func Guard(pool *pgxpool.Config, cfg Config) error {
 				return err
 			}
 		}
-		g.configure(ctx, cc)
+		if ctx.Value(probeKey{}) == nil { // else it is a probe already, and its connection sends what a probe sends
+			g.configure(ctx, cc)
+		}
 		return nil
 	}
 	prepareConn, beforeAcquire := pool.PrepareConn, pool.BeforeAcquire //nolint:staticcheck // deprecated, and still there to be chained
@@ -65,14 +80,14 @@ func Guard(pool *pgxpool.Config, cfg Config) error {
 			return true, nil
 		}
 	}
-	return nil
 }
 
 // guard is what the connections of one guarded pool share.
 type guard struct {
 	cfg     Config
-	reprobe time.Duration // how long a verdict holds before a new connection looks again; negative is for ever
-	probing sync.Mutex    // held while a probe runs
+	reprobe time.Duration                                    // how long a verdict holds before a new connection looks again; negative is for ever
+	found   func(ctx context.Context, top fallback.Topology) // hears what a probe found; nil is nobody
+	probing sync.Mutex                                       // held while a probe runs
 	state   atomic.Pointer[guardState]
 }
 
@@ -149,6 +164,9 @@ func (g *guard) verdict(ctx context.Context, cc *pgx.ConnConfig) *guardState {
 	}
 	g.state.Store(st)
 	g.report(ctx, old, st, err)
+	if err == nil && g.found != nil {
+		g.found(ctx, top)
+	}
 	return st
 }
 

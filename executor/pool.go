@@ -2,9 +2,53 @@ package executor
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/bounceproof/bounceproof/fallback"
 )
+
+// NewPool makes a pool and an executor on it, which owns the pool: [Executor.Close] closes both. The pool is guarded, see [Guard], so that what
+// runs past the executor works behind a pooler too: LoadType and RegisterTypes in AfterConnect, code that gets [Executor.Pool]. One look at
+// what the connections lead to serves both. pool must come from pgxpool.ParseConfig, and stays as it is: a copy is used. ctx is for pgxpool.NewWithConfig,
+// which connects in the background, if at all. It panics on a nil configuration. The errors are those of [New] and of pgxpool.NewWithConfig.
+func NewPool(ctx context.Context, pool *pgxpool.Config, cfg Config) (*Executor, error) {
+	if pool == nil {
+		panic("executor: NewPool: nil pool configuration")
+	}
+	ex, err := newExecutor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	own := pool.Copy()
+	g := newGuard(ex.cfg)
+	g.found = func(ctx context.Context, top fallback.Topology) {
+		ex.counters.probes.Add(1)
+		ex.selector.Probed(ctx, top)
+	}
+	g.install(own)
+	if ex.pool, err = pgxpool.NewWithConfig(ctx, own); err != nil {
+		return nil, fmt.Errorf("executor: %w", err)
+	}
+	ex.ownsPool = true
+	return ex, nil
+}
+
+// closePool closes a pool and waits for its connections until ctx is done.
+func closePool(ctx context.Context, pool *pgxpool.Pool) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		pool.Close()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("executor: close: connections are still in use: %w", ctx.Err())
+	}
+}
 
 // Ping takes a connection, sends an empty statement and waits for its answer, as pgxpool.Pool.Ping does.
 func (ex *Executor) Ping(ctx context.Context) error {

@@ -94,7 +94,7 @@ func (ex *Executor) dial(ctx context.Context) (*pgconn.PgConn, error) {
 	return fallback.Dialer(func(ctx context.Context) (*pgconn.Config, error) {
 		cfg := ex.pool.Config()
 		if cfg.BeforeConnect != nil {
-			if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
+			if err := cfg.BeforeConnect(context.WithValue(ctx, probeKey{}, true), cfg.ConnConfig); err != nil {
 				return nil, err
 			}
 		}
