@@ -114,6 +114,18 @@ func (br *batchResults) start() {
 	if len(br.b.QueuedQueries) == 0 {
 		return // not traced, as in pgx
 	}
+	returned := false
+	defer func() {
+		if !returned {
+			br.release() // something of the caller's panics, and nobody gets the results
+		}
+	}()
+	br.begin()
+	returned = true
+}
+
+// begin is start, within what gives the connection back after a panic.
+func (br *batchResults) begin() {
 	if br.tracer = br.s.c.BatchTracer(); br.tracer != nil {
 		br.ctx = br.tracer.TraceBatchStart(br.ctx, br.s.c.Conn(), pgx.TraceBatchStartData{Batch: br.b})
 	}

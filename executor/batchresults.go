@@ -161,6 +161,18 @@ func (br *batchResults) Close() error {
 		br.last.Close()
 		br.last = nil
 	}
+	returned := false
+	defer func() {
+		if !returned {
+			br.release() // a function of an item's or the tracer panics
+		}
+	}()
+	br.close()
+	returned = true
+	return br.err
+}
+
+func (br *batchResults) close() {
 	br.drain()
 	br.closed = true
 	if br.g != nil {
@@ -181,7 +193,19 @@ func (br *batchResults) Close() error {
 	case br.t == nil:
 		br.s.release()
 	}
-	return br.err
+}
+
+// release gives the connection back in the middle of a batch. The pool closes it if results are still to be read; within a transaction Rollback
+// does.
+func (br *batchResults) release() {
+	br.closed = true
+	br.fail(errors.New("batch ended by a panic"))
+	switch {
+	case br.begins:
+		br.t.release()
+	case br.t == nil:
+		br.s.release()
+	}
 }
 
 // drain reads what is left. While nothing has reached the caller, and no function would see it, a batch that lost a statement at any item

@@ -32,11 +32,15 @@ func (ex *Executor) copyOn(
 	if err != nil {
 		return 0, err
 	}
-	defer s.release()
+	failed := true // also when something of the caller's panics
+	defer func() {
+		if failed && ex.selector.Decision().Pooled {
+			_ = s.c.PgConn().Close(ctx)
+		}
+		s.release()
+	}()
 	n, err := ex.copyFrom(ctx, s.c, nil, table, columns, src)
-	if err != nil && ex.selector.Decision().Pooled && !pgconn.SafeToRetry(err) { // else nothing was sent, as when a Conn's rows are open
-		_ = s.c.PgConn().Close(ctx)
-	}
+	failed = err != nil && !pgconn.SafeToRetry(err) // else nothing was sent, as when a Conn's rows are open
 	return n, err
 }
 
@@ -100,6 +104,9 @@ func (ex *Executor) copyFrom(
 	}
 	tag, err := c.PgConn().CopyFrom(ctx, r, "copy "+target+" ( "+list+" ) from stdin binary;")
 	r.stop()
+	if r.panicked {
+		panic(r.cause)
+	}
 	if err != nil {
 		if ctxErr := ctx.Err(); ctxErr != nil && c.PgConn().IsClosed() && !errors.Is(err, ctxErr) {
 			err = fmt.Errorf("%w: %w", ctxErr, err) // pgx's writer met the closed socket before anyone said why it was closed
@@ -122,7 +129,14 @@ type copyReader struct {
 	buf     []byte
 	at      int // of buf, what has been read
 	err     error
+
+	// A panic of the source's, or of a value's, would end the process there: it goes on in CopyFrom.
+	panicked bool
+	cause    any
 }
+
+// errSourcePanicked ends a COPY whose source panics. Nobody gets to see it but the server and a tracer.
+var errSourcePanicked = errors.New("the source of the rows panicked")
 
 // copyHeader is the format's signature, flags, and length of the (empty) header extension.
 const copyHeader = "PGCOPY\n\xff\r\n\x00\x00\x00\x00\x00\x00\x00\x00\x00"
@@ -167,7 +181,19 @@ func (r *copyReader) stop() {
 }
 
 // row appends the next row, or returns why there is none.
-func (r *copyReader) row() error {
+func (r *copyReader) row() (err error) {
+	returned := false
+	defer func() {
+		if !returned {
+			r.panicked, r.cause, err = true, recover(), errSourcePanicked
+		}
+	}()
+	err = r.nextRow()
+	returned = true
+	return err
+}
+
+func (r *copyReader) nextRow() error {
 	if !r.src.Next() {
 		if err := r.src.Err(); err != nil {
 			return err

@@ -94,6 +94,7 @@ func (r *rows) Close() {
 		return
 	}
 	r.closed = true
+	defer r.release() // also when the tracer panics
 	if r.inner != nil {
 		r.inner.Close()
 		r.tag = r.inner.CommandTag()
@@ -112,11 +113,24 @@ func (r *rows) Close() {
 	if r.tracer != nil {
 		r.tracer.TraceQueryEnd(r.ctx, r.conn, pgx.TraceQueryEndData{CommandTag: r.tag, Err: r.err})
 	}
-	if r.pooled != nil {
-		r.pooled.Release()
-	}
-	// What the rows of a long-lived caller would keep alive.
+}
+
+// release gives the connection back, which the pool closes if something is still to be read. It drops what the rows of a long-lived caller
+// would keep alive.
+func (r *rows) release() {
+	pooled := r.pooled
+	r.closed = true
 	r.ctx, r.group, r.tracer, r.pooled, r.onClose = nil, nil, nil, nil, nil
+	if pooled != nil {
+		pooled.Release()
+	}
+}
+
+// closeUnless closes the rows unless *returned: something of the caller's that decodes a value panics.
+func (r *rows) closeUnless(returned *bool) {
+	if !*returned {
+		r.fail(errors.New("the rows end with a panic"))
+	}
 }
 
 // fail closes the rows with an error.
@@ -151,21 +165,24 @@ func (r *rows) Scan(dest ...any) error {
 	if r.inner == nil || r.closed {
 		return errors.New("rows is closed")
 	}
-	if len(dest) == 1 {
-		// Here and not in the inner rows, which know no Conn.
-		if rs, ok := dest[0].(pgx.RowScanner); ok {
-			err := rs.ScanRow(r)
-			if err != nil {
-				r.fail(err)
-			}
-			return err
-		}
-	}
-	err := r.inner.Scan(dest...)
+	returned := false
+	defer r.closeUnless(&returned)
+	err := r.scan(dest)
+	returned = true
 	if err != nil {
 		r.fail(err)
 	}
 	return err
+}
+
+func (r *rows) scan(dest []any) error {
+	if len(dest) == 1 {
+		// Here and not in the inner rows, which know no Conn.
+		if rs, ok := dest[0].(pgx.RowScanner); ok {
+			return rs.ScanRow(r)
+		}
+	}
+	return r.inner.Scan(dest...)
 }
 
 // Values returns the decoded current row, as in pgx.
@@ -173,7 +190,10 @@ func (r *rows) Values() ([]any, error) {
 	if r.inner == nil || r.closed {
 		return nil, errors.New("rows is closed")
 	}
+	returned := false
+	defer r.closeUnless(&returned)
 	values, err := r.inner.Values()
+	returned = true
 	if err != nil {
 		r.fail(err)
 	}

@@ -114,12 +114,18 @@ func (x *single) start(ctx context.Context) (r *rows, err error) {
 	r = x.s.newRows()
 	r.conn = x.s.c.Conn()
 	x.r = r
-	// Also when something of the caller's panics; and before the rows release the connection, see release.
+	returned := false
+	// Before the rows release the connection, see release.
 	defer func() {
 		r.pooled = x.own.s.pooled
 		*x = single{}
+		if !returned {
+			r.release() // something of the caller's panics, and nobody gets the rows
+		}
 	}()
-	return r, x.queryInto(ctx, r)
+	err = x.queryInto(ctx, r)
+	returned = true
+	return r, err
 }
 
 func (x *single) queryInto(ctx context.Context, r *rows) (err error) {

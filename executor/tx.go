@@ -83,6 +83,12 @@ func (ex *Executor) begin(ctx context.Context, from source, opts pgx.TxOptions) 
 	if err != nil || opts.BeginQuery == "" {
 		return t, err
 	}
+	returned := false
+	defer func() {
+		if !returned {
+			t.release() // the tracer panics, and nobody gets the transaction
+		}
+	}()
 	t.preamble.replaced()
 	traced, end := t.traceStart(ctx, opts.BeginQuery)
 	tag, err := simpleExec(traced, t.s.c.PgConn(), opts.BeginQuery)
@@ -91,9 +97,11 @@ func (ex *Executor) begin(ctx context.Context, from source, opts pgx.TxOptions) 
 	if err != nil {
 		err = t.failed(ctx, err)
 		_ = t.Rollback(context.WithoutCancel(ctx))
+		returned = true
 		return nil, err
 	}
 	t.preamble.arrived()
+	returned = true
 	return t, nil
 }
 
