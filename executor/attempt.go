@@ -118,7 +118,10 @@ func (ex *Executor) unverified(c *statement.Conn, a *attempt) bool {
 // verifyDirect compares the process id that answered a connection with what the server said at the start of this one. They are the same on a
 // direct connection, and with a pooler in between they are not.
 func (ex *Executor) verifyDirect(ctx context.Context, c *statement.Conn, a *attempt, backend uint32) {
-	if backend == c.PgConn().PID() {
+	switch backend {
+	case 0:
+		return // no answer says nothing
+	case c.PgConn().PID():
 		c.Direct = true
 		return
 	}

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -21,7 +22,7 @@ func (ex *Executor) Topology(ctx context.Context) (fallback.Topology, error) {
 	if ex.closed.Load() {
 		return fallback.Topology{}, ErrClosed
 	}
-	return ex.probe(ctx)
+	return ex.probe(ctx, nil)
 }
 
 // decide returns the present way of sending stable statements. The first caller, and later one whenever it is time to look again, probes
@@ -33,17 +34,18 @@ func (ex *Executor) decide(ctx context.Context, c *statement.Conn, stable bool) 
 		return ex.selector.Decision()
 	}
 	if c.PgConn().TxStatus() == 'I' {
-		ex.probeIfDue(ctx)
+		ex.probeIfDue(ctx, c)
 	} else if !ex.probeAtBegin.Load() {
 		ex.probeAtBegin.Store(true)
 	}
 	return ex.selector.Decision()
 }
 
-// probeIfDue probes if it is time to. What it found out, or that it did not, is with the selector.
-func (ex *Executor) probeIfDue(ctx context.Context) {
+// probeIfDue probes if it is time to. What it found out, or that it did not, is with the selector. c is an idle connection of the pool's that the
+// caller holds, nil for none.
+func (ex *Executor) probeIfDue(ctx context.Context, c *statement.Conn) {
 	if ex.selector.ShouldProbe() {
-		_, _ = ex.probe(ctx)
+		_, _ = ex.probe(ctx, c)
 	}
 }
 
@@ -52,8 +54,8 @@ func (ex *Executor) statementMode() bool {
 	return ex.selector.Decision().Topology.Mode == fallback.ModeStatement
 }
 
-// probe looks at the pooler on connections of its own.
-func (ex *Executor) probe(ctx context.Context) (fallback.Topology, error) {
+// probe looks at the pooler on connections of its own, and where it is refused one, on one of the pool's: c, or one that is free.
+func (ex *Executor) probe(ctx context.Context, c *statement.Conn) (fallback.Topology, error) {
 	probeCtx := ctx
 	if ex.cfg.ProbeTimeout > 0 {
 		var cancel context.CancelFunc
@@ -63,6 +65,11 @@ func (ex *Executor) probe(ctx context.Context) (fallback.Topology, error) {
 	ex.counters.probes.Add(1)
 	start := time.Now()
 	top, err := fallback.Probe(probeCtx, ex.dial)
+	if err != nil && refusedConnection(err) {
+		if own, ownErr := ex.probeOwn(probeCtx, c); ownErr == nil {
+			top, err = own, nil
+		}
+	}
 	ex.cfg.Trace.probed(top, time.Since(start), err)
 	if err != nil {
 		ex.selector.ProbeFailed(ctx, err)
@@ -71,6 +78,27 @@ func (ex *Executor) probe(ctx context.Context) (fallback.Topology, error) {
 	ex.selector.Probed(ctx, top)
 	ex.checkSettings(probeCtx, top)
 	return top, nil
+}
+
+// refusedConnection reports whether a probe got no connection because the server or the pooler said no, as when the pool has taken all that the
+// role may have. One that does not answer is not asked a second time.
+func refusedConnection(err error) bool {
+	var connectErr *pgconn.ConnectError
+	var pgErr *pgconn.PgError
+	return errors.As(err, &connectErr) && errors.As(err, &pgErr)
+}
+
+// probeOwn looks at what one of the pool's connections shows.
+func (ex *Executor) probeOwn(ctx context.Context, c *statement.Conn) (fallback.Topology, error) {
+	if c == nil {
+		s, err := ex.acquire(ctx)
+		if err != nil {
+			return fallback.Topology{}, err
+		}
+		defer s.release()
+		c = s.c
+	}
+	return fallback.ProbeOne(ctx, c.PgConn())
 }
 
 // newSelector returns the selector of a new executor.

@@ -69,6 +69,9 @@ func (ex *Executor) decideRetry(ctx context.Context, s *session, a *attempt, pha
 	if isLost(v) && ex.cfg.PreparedStatements == On {
 		return false, &PreparedStatementError{Reason: v.Reason, Name: v.Name, Err: err}
 	}
+	if isLost(v) && a.strategy == fallback.Shared && a.parse && (v.Action == fallback.Reparse || v.Action == fallback.RunUnprepared) {
+		v.Action, before.Reason = fallback.RunUnprepared, fallback.ReasonNone // parsing it once more would fail the same way
+	}
 	if v.Executed != fallback.No || a.runs >= maxRuns || (a.runs > 1 && v.Reason == before.Reason) {
 		return false, err
 	}
@@ -110,7 +113,7 @@ func (ex *Executor) classifyContext(ctx context.Context, s *session, a *attempt,
 	if a.d != nil {
 		c.ParamOIDs, c.Columns = a.d.ParamOIDs(), len(a.d.Fields())
 		if a.strategy == fallback.Named || a.strategy == fallback.Shared {
-			c.Name = a.d.Name()
+			c.Name, c.Text = a.d.Name(), a.d.SQL()
 		}
 	}
 	if a.stage == stageLearn {

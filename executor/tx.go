@@ -108,7 +108,7 @@ func (ex *Executor) begin(ctx context.Context, from source, opts pgx.TxOptions) 
 // newTx makes a transaction that has sent nothing.
 func (ex *Executor) newTx(ctx context.Context, from source, opts pgx.TxOptions) (*tx, error) {
 	if ex.probeAtBegin.Load() && !ex.closed.Load() {
-		ex.probeIfDue(ctx)
+		ex.probeIfDue(ctx, nil)
 	}
 	s, err := from.take(ctx)
 	if err != nil {

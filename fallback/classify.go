@@ -40,6 +40,8 @@ type Context struct {
 	Strategy Strategy
 	// Name is the statement's server-side name; "" if it had none.
 	Name string
+	// Text is the statement's text. A prepared statement that the text itself names, as EXECUTE does, is the caller's own.
+	Text string
 	// Topology is what the probe found; the zero value is none.
 	Topology Topology
 	// Phase is where the request stood.
@@ -215,7 +217,7 @@ func (c *Context) fromParseOrBind(v Verdict) (Verdict, bool) {
 				return v, false
 			}
 			v.Name, v.Evidence = name, true
-			if c.Strategy == Shared && e.Code == "26000" {
+			if c.Strategy == Shared && e.Code == "26000" && name == c.Name {
 				// A miss is the ordinary case of shared names. Only many are evidence, and only the caller can count them.
 				v.Evidence = false
 				return c.refused(v, ReasonPreparedLost, c.rerun(Reparse)), true
@@ -290,7 +292,7 @@ func (c *Context) lostName(message string) (string, bool) {
 		return c.Name, true
 	}
 	for word := range strings.FieldsFuncSeq(message, func(r rune) bool { return !isNameRune(r) }) {
-		if c.named() && c.Topology.Mode != ModeDirect && renamedBy(word) != PoolerUnknown {
+		if c.named() && c.Topology.Mode != ModeDirect && renamedBy(word) != PoolerUnknown && !strings.Contains(c.Text, word) {
 			return word, true
 		}
 	}

@@ -106,6 +106,15 @@ func TestClassify(t *testing.T) {
 			}(), named(direct), own,
 		},
 		{
+			"26000 of a pooler's name, shared", server("26000", `prepared statement "PGBOUNCER_2" does not exist`, "FetchPreparedStatement"),
+			with(named(raw), strategy(fallback.Shared)),
+			verdict{fallback.ReasonPreparedLost, fallback.No, fallback.Alive, fallback.RunUnprepared, yes},
+		},
+		{
+			"26000 of a pooler's name that the text itself says", server("26000", `prepared statement "PGBOUNCER_2" does not exist`, "FetchPreparedStatement"),
+			with(named(tracking), func(c *fallback.Context) { c.Text = `execute "PGBOUNCER_2"` }), own,
+		},
+		{
 			"0A000 direct", server("0A000", "cached plan must not change result type", "RevalidateCachedQuery"), named(direct),
 			verdict{fallback.ReasonStalePlan, fallback.No, fallback.Alive, fallback.RunUnprepared, no},
 		},

@@ -21,13 +21,23 @@ const (
 	// probeRounds is how often the two connections ask in turn. Against PgBouncer 1.18 with four servers and 16 busy clients one round
 	// missed 11 of 60 times, five rounds never.
 	probeRounds = 5
-	// probeText is constant, so that in the cache of a tracking pooler it is one entry for ever.
-	probeText = "select 1 /* bounceproof probe */"
+	// probeText is followed by a number that is this probe's own. A pooler that tracks keeps its statements by their texts and sends a server none
+	// that it thinks is there; with a text that another probe had parsed, one that was taken away unseen would look as if it had not come.
+	probeText = "select 1 /* bounceproof probe %s */"
+	// namesText asks by which names the server knows a text.
+	namesText = "select pg_catalog.pg_backend_pid(), s.name from (select 1) one" +
+		" left join pg_catalog.pg_prepared_statements s on s.statement = $1"
 )
+
+// probeStatement returns a name and a text that nobody has used.
+func probeStatement() (name, text string) {
+	number := randomHex()
+	return "bp_probe_" + number, fmt.Sprintf(probeText, number)
+}
 
 // Probe finds out what answers at the other end of dial. It opens its own connections, at most two, one after the other, and closes them;
 // a direct connection costs one round trip, anything else at most 14 and two seconds after the first connection stands. It leaves nothing
-// behind but one constant statement text in the cache of a pooler that tracks.
+// behind but one short statement in the cache of a pooler that tracks, which goes with the server connection or makes room for others.
 //
 //  1. The process id of the connection's BackendKeyData is compared with pg_backend_pid(). PgBouncer makes up its own (proto.c), as do
 //     Odyssey, PgCat and Supavisor. Equal: direct. (A proxy that relays the key is taken for direct, and behaves like it.)
@@ -36,8 +46,9 @@ const (
 //  3. Two connections ask for their backend in turn. One backend on both, or a change under one of them: servers are shared.
 //  4. BEGIN, on the second connection if there is one, shows statement pooling.
 //
-// What the probe did not see it does not claim: without evidence in step 3 the topology is [ModeSession], which a lost statement may
-// correct later. An error means that nothing was found out; it wraps ctx.Err() if ctx was done.
+// What the probe did not see it does not claim: a statement that step 2 did not find by either name says nothing about tracking, and without
+// evidence in step 3 the topology is [ModeSession], which a lost statement may correct later. Where a step could not be done it is Partial.
+// An error means that nothing was found out; it wraps ctx.Err() if ctx was done.
 //
 // Probe is safe for concurrent use, if dial is.
 func Probe(ctx context.Context, dial func(context.Context) (*pgconn.PgConn, error)) (Topology, error) {
@@ -54,13 +65,10 @@ func Probe(ctx context.Context, dial func(context.Context) (*pgconn.PgConn, erro
 		return Topology{}, probeError(ctx, err)
 	}
 	if backend == a.keyPID {
-		return Topology{Pooler: PoolerNone, Mode: ModeDirect, Evidence: []string{
-			fmt.Sprintf("the connection's process id %d is its backend's", backend),
-		}}, nil
+		return directTopology(backend), nil
 	}
-	p := probe{a: a, dial: dial, rounds: probeRounds, backends: [2]uint32{backend, 0}}
-	p.top = Topology{Pooler: PoolerOther, Mode: ModeUnknown}
-	p.note("the connection's process id %d is not its backend's %d", a.keyPID, int32(backend)) // CockroachDB's -1
+	p := newProbe(a.keyPID, backend)
+	p.a, p.dial = a, dial
 
 	if err := p.names(budget); err != nil {
 		return Topology{}, probeError(ctx, err)
@@ -93,17 +101,36 @@ type probe struct {
 	top      Topology
 }
 
+// newProbe returns one that has seen the first answer: it is a pooler's.
+func newProbe(keyPID, backend uint32) *probe {
+	p := &probe{rounds: probeRounds, backends: [2]uint32{backend, 0}, top: Topology{Pooler: PoolerOther}}
+	p.note("the connection's process id %d is not its backend's %d", keyPID, int32(backend)) // CockroachDB's -1
+	return p
+}
+
+// directTopology is that of a connection whose backend has the process id that the connection was given.
+func directTopology(backend uint32) Topology {
+	return Topology{Pooler: PoolerNone, Mode: ModeDirect, Evidence: []string{
+		fmt.Sprintf("the connection's process id %d is its backend's", backend),
+	}}
+}
+
+// sharesBecauseItTracks spares a look at the servers.
+func (p *probe) sharesBecauseItTracks() {
+	p.top.Mode = ModeTransaction
+	p.note("PgBouncer tracks statements only where it shares servers")
+}
+
 func (p *probe) note(format string, args ...any) {
 	p.top.Evidence = append(p.top.Evidence, fmt.Sprintf(format, args...))
 }
 
 // names is step 2.
 func (p *probe) names(ctx context.Context) error {
-	name := "bp_probe_" + randomHex()
+	name, text := probeStatement()
 	rows, err := p.a.group(ctx, func(w *wire) {
-		w.parse(name, probeText)
-		w.query("select pg_catalog.pg_backend_pid(), s.name from (select 1) one"+
-			" left join pg_catalog.pg_prepared_statements s on s.statement = $1", probeText)
+		w.parse(name, text)
+		w.query(namesText, text)
 		w.closeStatement(name)
 	})
 	if err != nil {
@@ -117,6 +144,12 @@ func (p *probe) names(ctx context.Context) error {
 		p.note("asking for prepared statements failed with SQLSTATE %s", pgErr.Code)
 		return nil
 	}
+	p.judgeNames(name, rows)
+	return nil
+}
+
+// judgeNames takes the answer to step 2.
+func (p *probe) judgeNames(name string, rows [][][]byte) {
 	var other string
 	for _, row := range rows {
 		if len(row) != 2 {
@@ -125,22 +158,22 @@ func (p *probe) names(ctx context.Context) error {
 		p.sees(0, parsePID(row[0]))
 		switch {
 		case string(row[1]) == name:
+			p.top.Forwards = true
 			p.note("it forwards the names of prepared statements as they are")
-			return nil
+			return
 		case row[1] != nil:
 			other = string(row[1])
 		}
 	}
 	if other == "" {
 		p.note("the server did not show a statement that was parsed a moment before")
-		return nil
+		return
 	}
 	p.top.Tracks = true
 	if maker := renamedBy(other); maker != PoolerUnknown {
 		p.top.Pooler = maker
 	}
 	p.note("it tracks prepared statements: the server knows ours as %q", other)
-	return nil
 }
 
 // sees records on which backend a connection (0 or 1) was answered, and what follows from it.
@@ -161,8 +194,7 @@ func (p *probe) sees(conn int, backend uint32) {
 // servers is step 3. Whatever goes wrong in it is no evidence.
 func (p *probe) servers(ctx context.Context) {
 	if p.top.Mode == ModeUnknown && p.top.Pooler == PoolerPgBouncer {
-		p.top.Mode = ModeTransaction
-		p.note("PgBouncer tracks statements only where it shares servers")
+		p.sharesBecauseItTracks()
 	}
 	if p.top.Mode != ModeUnknown {
 		return
@@ -178,6 +210,7 @@ func (p *probe) servers(ctx context.Context) {
 	cancel()
 	if err != nil {
 		p.note("a second connection was refused")
+		p.top.Partial = !isContextError(err)
 	}
 	p.b = b
 	for range p.rounds {
@@ -191,6 +224,9 @@ func (p *probe) servers(ctx context.Context) {
 			if err != nil {
 				w.close()
 				p.note("connection %d was not answered", i+1)
+				if !isContextError(err) {
+					p.top.Partial = true // ended, and not kept waiting for a server, as a session pooler does that has given away all
+				}
 				continue
 			}
 			p.sees(i, backend)
@@ -213,6 +249,7 @@ func (p *probe) begin(ctx context.Context) {
 		}
 	}()
 	if w.dead {
+		p.top.Partial = true
 		return
 	}
 	_, err := w.group(ctx, func(w *wire) { w.query("begin") })
@@ -223,6 +260,9 @@ func (p *probe) begin(ctx context.Context) {
 	case errors.As(err, &pgErr) && Classify(pgErr, Context{}).Reason == ReasonStatementMode:
 		p.top.Mode = ModeStatement
 		p.note("it refuses transactions: %s", pgErr.Message)
+	default:
+		p.top.Partial = true
+		p.note("whether it refuses transactions was not seen")
 	}
 }
 

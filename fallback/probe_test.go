@@ -140,13 +140,13 @@ func TestProbeOfOtherPoolers(t *testing.T) {
 		},
 		{
 			"a second connection refused", sessionPooler(pgscript.Script{Login: refuseSecond}),
-			fallback.Topology{Pooler: "pooler", Mode: fallback.ModeSession},
+			fallback.Topology{Pooler: "pooler", Mode: fallback.ModeSession, Partial: true},
 			9,
 		},
 		{
 			"a second connection refused, the first changes", sessionPooler(pgscript.Script{
 				Login: refuseSecond, BackendPID: func(_, k int) string { return strconv.Itoa(100 + k/4) },
-			}), fallback.Topology{Pooler: "pooler", Mode: fallback.ModeTransaction}, 0,
+			}), fallback.Topology{Pooler: "pooler", Mode: fallback.ModeTransaction, Partial: true}, 0,
 		},
 		{
 			"statement mode, 1.16 and later", failing("begin", notAllowed()),
@@ -156,6 +156,22 @@ func TestProbeOfOtherPoolers(t *testing.T) {
 		{
 			"statement mode, 1.15", statementMode115,
 			fallback.Topology{Pooler: "pooler", Mode: fallback.ModeStatement},
+			0,
+		},
+		{
+			"a second connection is ended, for want of a server",
+			sessionPooler(pgscript.Script{Execute: func(conn int, _ string) *pgproto3.ErrorResponse {
+				if conn == 2 {
+					return pgscript.PoolerError("server login failed: FATAL too many connections for role")
+				}
+				return nil
+			}}),
+			fallback.Topology{Pooler: "pooler", Mode: fallback.ModeSession, Partial: true},
+			0,
+		},
+		{
+			"BEGIN fails for another reason", failing("begin", pgscript.ServerError("57014", "canceling statement", "ProcessInterrupts")),
+			fallback.Topology{Pooler: "pooler", Mode: fallback.ModeSession, Partial: true},
 			0,
 		},
 		{
@@ -173,8 +189,15 @@ func TestProbeOfOtherPoolers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got.Pooler != tt.want.Pooler || got.Mode != tt.want.Mode || got.Tracks != tt.want.Tracks {
-				t.Errorf("got %v, want %v", got, tt.want)
+			wants := fallback.TrackingNo
+			switch {
+			case tt.want.Tracks:
+				wants = fallback.TrackingYes
+			case strings.Contains(tt.name, "parses later"), strings.Contains(tt.name, "is not to be read"):
+				wants = fallback.TrackingUnknown // and not no
+			}
+			if got.Pooler != tt.want.Pooler || got.Mode != tt.want.Mode || got.Tracking() != wants || got.Partial != tt.want.Partial {
+				t.Errorf("got %v, tracks: %v, partial: %t; want %v, %v, %t", got, got.Tracking(), got.Partial, tt.want, wants, tt.want.Partial)
 			}
 			if n := p.RoundTrips(); tt.round != 0 && n != tt.round {
 				t.Errorf("%d round trips, want %d", n, tt.round)

@@ -2,7 +2,10 @@ package fallback
 
 import (
 	"log/slog"
+	"strconv"
 	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Pooler names what stands between the program and PostgreSQL, as far as its behaviour gives it away. It is a hint for people: no
@@ -80,6 +83,30 @@ func (m Mode) String() string {
 	return "unknown"
 }
 
+// Tracking says whether a pooler keeps track of clients' prepared statements. A look that failed says neither yes nor no.
+type Tracking uint8
+
+const (
+	// TrackingUnknown is the zero value: it was not seen. It is a reason to look again, and none for advice.
+	TrackingUnknown Tracking = iota
+	// TrackingNo is proven: the server knew a statement by the name that the client had given it.
+	TrackingNo
+	// TrackingYes is proven: the server knew a statement by a name that the pooler had made.
+	TrackingYes
+)
+
+// String returns "not seen", "no" or "yes".
+func (t Tracking) String() string {
+	switch t {
+	case TrackingNo:
+		return "no"
+	case TrackingYes:
+		return "yes"
+	case TrackingUnknown:
+	}
+	return "not seen"
+}
+
 // Strategy is how a pool runs its stable statements.
 type Strategy uint8
 
@@ -114,10 +141,80 @@ type Topology struct {
 	Pooler Pooler
 	// Mode is how long a client keeps its server connection.
 	Mode Mode
-	// Tracks is true for a pooler that knows clients' prepared statements and makes them follow the client from server to server.
+	// Tracks is true for a pooler that was seen to know clients' prepared statements and to make them follow the client from server to
+	// server. False does not say that it does not, see [Topology.Tracking].
 	Tracks bool
+	// Forwards is true for a pooler that was seen to hand the names of prepared statements to the server as they are: it does not track.
+	Forwards bool
+	// Partial is true when the look could not be finished, as where the server has no connection left for a second one: what was seen is
+	// so, and it is worth while to look again soon.
+	Partial bool
 	// Evidence are the observations behind the verdict, one English sentence each.
 	Evidence []string
+}
+
+// Tracking says what is known of whether the pooler tracks prepared statements. On a direct connection there is none that could: [TrackingNo].
+func (t Topology) Tracking() Tracking {
+	switch {
+	case t.Tracks:
+		return TrackingYes
+	case t.Forwards, t.Mode == ModeDirect:
+		return TrackingNo
+	default:
+		return TrackingUnknown
+	}
+}
+
+// Sharing reports whether the pooler was seen to share server connections between transactions, or refuses transactions.
+func (t Topology) Sharing() bool { return t.Mode == ModeTransaction || t.Mode == ModeStatement }
+
+// Open reports whether the probe left open what [Topology.Strategy] depends on: to look again may change it.
+func (t Topology) Open() bool {
+	return t.Partial || t.Mode == ModeUnknown || t.Sharing() && t.Tracking() == TrackingUnknown
+}
+
+// After returns the topology with what an error proves besides. A server that misses a statement by a name that a pooler makes has a pooler
+// before it that tracks; so has a client to which the pooler itself says what it thinks of a statement. A server that speaks of the client's
+// own name has one that forwards names, whatever it did before.
+func (t Topology) After(v Verdict) Topology {
+	if t.Mode == ModeDirect || v.PgError == nil || !v.Evidence {
+		return t
+	}
+	maker := renamedBy(v.Name)
+	switch {
+	case v.Reason == ReasonPoolerPrepared && v.PoolerMade && saysAboutPrepared(v.PgError):
+		if t.Tracks {
+			return t
+		}
+		t.Tracks, t.Forwards = true, false
+		t.add("the pooler itself refused a prepared statement")
+	case v.Reason != ReasonPreparedLost || v.PoolerMade || v.Name == "":
+	case maker != PoolerUnknown:
+		if t.Tracks {
+			return t
+		}
+		t.Tracks, t.Forwards, t.Pooler = true, false, maker
+		if maker == PoolerPgBouncer && !t.Sharing() {
+			t.Mode = ModeTransaction // it tracks only where it shares servers
+		}
+		t.add("it tracks prepared statements: the server missed one by the pooler's name " + strconv.Quote(v.Name))
+	case !t.Forwards:
+		t.Tracks, t.Forwards = false, true
+		t.add("it forwards the names of prepared statements: the server spoke of " + strconv.Quote(v.Name))
+	}
+	return t
+}
+
+// add appends an observation, and leaves the slice alone that other topologies share.
+func (t *Topology) add(observation string) {
+	t.Evidence = append(t.Evidence[:len(t.Evidence):len(t.Evidence)], observation)
+}
+
+// saysAboutPrepared reports whether a pooler's error is one that only a pooler makes which keeps track of statements: PgBouncer's
+// "prepared statement did not exist" and "prepared statement name is already in use" (src/prepare.c). A server that leaves the routine out of
+// its errors, and is taken for a pooler, has SQLSTATEs of its own.
+func saysAboutPrepared(e *pgconn.PgError) bool {
+	return e.Code == "08P01" && strings.HasPrefix(e.Message, "prepared statement ")
 }
 
 // Known reports whether this is the result of a probe.
@@ -129,7 +226,7 @@ func (t Topology) Pooled() bool { return t.Mode != ModeDirect }
 
 // Strategy is the best way to run stable statements here without anybody's opt-in: [Named] on a direct connection, in session-like
 // pooling and behind a pooler that tracks statements (in statement mode too: a named statement in one Sync group works there, as run on
-// PgBouncer 1.24 and 1.26); [Unprepared] behind one that shares servers and forwards names as they are; [Undecided] for the zero value.
+// PgBouncer 1.24 and 1.26); [Unprepared] behind one that shares servers and was not seen to track them; [Undecided] for the zero value.
 func (t Topology) Strategy() Strategy {
 	switch {
 	case !t.Known():
@@ -171,7 +268,7 @@ func (t Topology) LogValue() slog.Value {
 	return slog.GroupValue(
 		slog.String("pooler", string(t.Pooler)),
 		slog.String("mode", t.Mode.String()),
-		slog.Bool("tracks", t.Tracks),
+		slog.String("tracks", t.Tracking().String()),
 		slog.String("evidence", strings.Join(t.Evidence, "; ")),
 	)
 }

@@ -44,12 +44,77 @@ func TestTopologyAndVerdictInALog(t *testing.T) {
 	log.Info("x", slog.Any("topology", top))
 	log.Info("x", slog.Any("verdict", fallback.Classify(server("26000", `prepared statement "`+ours+`" does not exist`, "FetchPreparedStatement"), named(raw))))
 	for _, want := range []string{
-		`topology.pooler=pgbouncer topology.mode=transaction topology.tracks=true topology.evidence="one; two"`,
+		`topology.pooler=pgbouncer topology.mode=transaction topology.tracks=yes topology.evidence="one; two"`,
 		`verdict.reason="prepared statement lost" verdict.sqlstate=26000 verdict.statement=` + ours + ` verdict.executed=no verdict.connection=alive`,
 	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
 		}
+	}
+}
+
+// Only what was seen is yes or no.
+func TestTrackingIsYesNoOrNotSeen(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		top  fallback.Topology
+		want string
+		open bool
+	}{
+		{fallback.Topology{}, "not seen", true},
+		{raw, "not seen", true},
+		{statement, "not seen", true},
+		{session, "not seen", false},
+		{forwards, "no", false},
+		{direct, "no", false},
+		{tracking, "yes", false},
+	} {
+		if got := tt.top.Tracking().String(); got != tt.want || tt.top.Open() != tt.open {
+			t.Errorf("%+v: %q, open %t", tt.top, got, tt.top.Open())
+		}
+		tt.top.Partial = true
+		if !tt.top.Open() {
+			t.Errorf("%+v: a look that was not finished leaves nothing open", tt.top)
+		}
+	}
+}
+
+// What an error proves of the pooler, and what it does not.
+func TestAnErrorProvesWhetherAPoolerTracks(t *testing.T) {
+	t.Parallel()
+	lost := func(name string) error {
+		return server("26000", `prepared statement "`+name+`" does not exist`, "FetchPreparedStatement")
+	}
+	refuses := &pgconn.PgError{Severity: "FATAL", Code: "08P01", Message: "prepared statement did not exist"}
+	cockroach := &pgconn.PgError{Severity: "ERROR", Code: "26000", Message: `prepared statement "` + ours + `" does not exist`}
+	for _, tt := range []struct {
+		name string
+		err  error
+		of   fallback.Topology
+		want fallback.Tracking
+		mode fallback.Mode
+	}{
+		{"the pooler's name", lost("PGBOUNCER_2"), session, fallback.TrackingYes, fallback.ModeTransaction},
+		{"the pooler's name, taken for one that forwards", lost("PGBOUNCER_2"), forwards, fallback.TrackingYes, fallback.ModeTransaction},
+		{"another pooler's name", lost("odyssey_pstmt_12"), session, fallback.TrackingYes, fallback.ModeSession},
+		{"our name", lost(ours), raw, fallback.TrackingNo, fallback.ModeTransaction},
+		{"our name, where one tracked before", lost(ours), tracking, fallback.TrackingNo, fallback.ModeTransaction},
+		{"the pooler's own error", refuses, raw, fallback.TrackingYes, fallback.ModeTransaction},
+		{"a server without routines", cockroach, raw, fallback.TrackingUnknown, fallback.ModeTransaction},
+		{"a syntax error", server("42601", "syntax error", "scanner_yyerror"), raw, fallback.TrackingUnknown, fallback.ModeTransaction},
+		{"the pooler's name on a direct connection", lost("PGBOUNCER_2"), direct, fallback.TrackingNo, fallback.ModeDirect},
+	} {
+		evidence := len(tt.of.Evidence)
+		got := tt.of.After(fallback.Classify(tt.err, named(tt.of)))
+		if got.Tracking() != tt.want || got.Mode != tt.mode || got.Tracks && got.Forwards || len(tt.of.Evidence) != evidence {
+			t.Errorf("%s: got %v, tracks: %v; want %v, %v", tt.name, got, got.Tracking(), tt.mode, tt.want)
+		}
+	}
+	// A miss of shared names is no evidence, and proves nothing.
+	shared := named(raw)
+	shared.Strategy = fallback.Shared
+	if got := raw.After(fallback.Classify(lost(ours), shared)); got.Tracking() != fallback.TrackingUnknown {
+		t.Errorf("a miss made it %v", got.Tracking())
 	}
 }
 
@@ -72,6 +137,7 @@ func TestEnumerationsInWords(t *testing.T) {
 	check("reason ", int(fallback.ReasonServer), func(i int) string { return fallback.Reason(i).String() })
 	check("action ", int(fallback.RerunTx), func(i int) string { return fallback.Action(i).String() })
 	check("mode ", int(fallback.ModeStatement), func(i int) string { return fallback.Mode(i).String() })
+	check("tracking ", int(fallback.TrackingYes), func(i int) string { return fallback.Tracking(i).String() })
 	check("strategy ", int(fallback.Shared), func(i int) string { return fallback.Strategy(i).String() })
 	check("executed ", int(fallback.No), func(i int) string { return fallback.Executed(i).String() })
 	check("connection ", int(fallback.Alive), func(i int) string { return fallback.Connection(i).String() })

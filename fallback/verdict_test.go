@@ -18,6 +18,7 @@ var (
 	raw       = fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeTransaction}
 	tracking  = fallback.Topology{Pooler: fallback.PoolerPgBouncer, Mode: fallback.ModeTransaction, Tracks: true}
 	statement = fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeStatement}
+	forwards  = fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeTransaction, Forwards: true}
 )
 
 // server is an error as PostgreSQL sends it.

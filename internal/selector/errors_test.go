@@ -10,9 +10,10 @@ const ours = "bp_0123456789abcdef01234567"
 
 var (
 	direct    = fallback.Topology{Pooler: fallback.PoolerNone, Mode: fallback.ModeDirect}
-	session   = fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeSession}
-	raw       = fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeTransaction}
-	statement = fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeStatement}
+	session   = fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeSession, Forwards: true}
+	raw       = fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeTransaction, Forwards: true}
+	statement = fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeStatement, Forwards: true}
+	notSeen   = fallback.Topology{Pooler: fallback.PoolerOther, Mode: fallback.ModeTransaction}
 	tracking  = fallback.Topology{Pooler: fallback.PoolerPgBouncer, Mode: fallback.ModeTransaction, Tracks: true}
 )
 

@@ -12,7 +12,7 @@ const (
 	On
 	// Off is never named, without a probe and without a word.
 	Off
-	// Shared is as Auto, but shared instead of unprepared behind a pooler that forwards names as they are. It trusts every
+	// Shared is as Auto, but shared instead of unprepared behind a pooler that was seen to forward names as they are. It trusts every
 	// client of the same database role.
 	Shared
 )
@@ -25,7 +25,8 @@ func (p Policy) Strategy(t fallback.Topology) fallback.Strategy {
 	case Off:
 		return fallback.Unprepared
 	case Shared:
-		if s := t.Strategy(); s != fallback.Unprepared || t.Mode == fallback.ModeUnknown {
+		// Behind a pooler that tracks after all, each name that a connection has not parsed is FATAL.
+		if s := t.Strategy(); s != fallback.Unprepared || t.Mode == fallback.ModeUnknown || !t.Forwards {
 			return s
 		}
 		return fallback.Shared

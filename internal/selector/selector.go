@@ -18,7 +18,7 @@ const (
 	maxReprobeAfter = 10 * time.Minute
 	// probeLease is how long an elected caller may keep the others from probing. A probe takes two seconds and the time to connect.
 	probeLease = 15 * time.Second
-	// probeRetry is the wait after a probe that found nothing out, doubled with each further one.
+	// probeRetry is the wait after a probe that found nothing out, or left open what it was for; doubled with each further one.
 	probeRetry = time.Second
 	// forgetAfter is how long named statements must have worked before a new failure counts as the first.
 	forgetAfter = 6 * maxReprobeAfter
@@ -75,13 +75,13 @@ type Selector struct {
 	current atomic.Pointer[Decision]
 	probeAt atomic.Int64 // nanoseconds since start at which the next caller is to probe; 0 = not at all
 
-	mu          sync.Mutex    // guards what follows, and changes of current
-	reprobeWait time.Duration // until the next renewed probe
-	retryWait   time.Duration // until the next attempt after a failed probe
-	namedSince  time.Duration // since start: when named statements were last taken up
-	holdUntil   time.Duration // since start: until then a topology like failedAs does not bring named statements back
-	failedAs    fallback.Topology
-	warned      bool // about a probe that fails
+	mu          sync.Mutex           // guards what follows, and changes of current
+	reprobeWait time.Duration        // until the next renewed probe
+	retryWait   time.Duration        // until the next attempt after a probe that failed, or left something open
+	namedSince  time.Duration        // since start: when named statements were last taken up
+	holdUntil   time.Duration        // since start: until then a topology like one of failedAs does not bring named statements back
+	failedAs    [2]fallback.Topology // what was taken to be there when they failed, and what was known then
+	warned      bool                 // about a probe that fails
 }
 
 // New returns a selector. Without a probe it is undecided, and the first call of ShouldProbe is told to probe.
@@ -125,12 +125,17 @@ func (s *Selector) Probed(ctx context.Context, t fallback.Topology) *Decision {
 	s.mu.Lock()
 	before := s.current.Load()
 	to := s.config.Policy.Strategy(t)
-	if s.clock() < s.holdUntil && t.Mode == s.failedAs.Mode && t.Tracks == s.failedAs.Tracks {
+	if s.clock() < s.holdUntil && (alike(t, s.failedAs[0]) || alike(t, s.failedAs[1])) {
 		to = before.Strategy // it looked like this when it failed; whoever probes out of turn does not shorten the wait
 	}
 	after := s.setLocked(to, t)
-	s.retryWait, s.warned = probeRetry, false
+	s.warned = false
+	if !t.Open() {
+		s.retryWait = probeRetry
+	}
 	switch {
+	case t.Open() && s.config.Policy != On && s.config.Policy != Off && s.clock() >= s.holdUntil:
+		s.retryLocked()
 	case s.config.Policy == On || s.config.Policy == Off, to == fallback.Named:
 		s.probeAt.Store(0)
 		if before.Strategy != fallback.Named {
@@ -149,10 +154,7 @@ func (s *Selector) Probed(ctx context.Context, t fallback.Topology) *Decision {
 // two, up to ReprobeAfter's limit.
 func (s *Selector) ProbeFailed(ctx context.Context, err error) {
 	s.mu.Lock()
-	if s.config.Policy != Off {
-		s.probeAt.Store(int64(s.clock() + s.retryWait))
-	}
-	s.retryWait = min(2*s.retryWait, maxReprobeAfter)
+	s.retryLocked()
 	warn := !s.warned && ctx.Err() == nil && s.current.Load().Strategy == fallback.Undecided
 	s.warned = s.warned || warn
 	s.mu.Unlock()
@@ -177,7 +179,7 @@ func (s *Selector) Observe(ctx context.Context, ran *Decision, v fallback.Verdic
 		return false
 	}
 	to, t, soon := s.downgrade(ran, v)
-	if to == ran.Strategy && t.Mode == ran.Topology.Mode {
+	if to == ran.Strategy && alike(t, ran.Topology) && t.Forwards == ran.Topology.Forwards {
 		s.mu.Unlock()
 		return false
 	}
@@ -191,7 +193,7 @@ func (s *Selector) Observe(ctx context.Context, ran *Decision, v fallback.Verdic
 			s.reprobeWait = s.config.ReprobeAfter
 		}
 		s.scheduleProbeLocked()
-		s.holdUntil, s.failedAs = time.Duration(s.probeAt.Load()), ran.Topology
+		s.holdUntil, s.failedAs = time.Duration(s.probeAt.Load()), [2]fallback.Topology{ran.Topology, t}
 		if s.config.ReprobeAfter < 0 {
 			s.holdUntil = math.MaxInt64
 		}
@@ -204,7 +206,7 @@ func (s *Selector) Observe(ctx context.Context, ran *Decision, v fallback.Verdic
 
 // downgrade decides where evidence leads from a decision, and whether the topology has to be looked at again at once.
 func (s *Selector) downgrade(ran *Decision, v fallback.Verdict) (to fallback.Strategy, t fallback.Topology, soon bool) {
-	to, t = ran.Strategy, ran.Topology
+	to, t = ran.Strategy, ran.Topology.After(v)
 	if v.PoolerMade && t.Mode == fallback.ModeDirect {
 		// The address means something else than it did: assume the worst until a probe has looked.
 		t = fallback.Topology{Pooler: fallback.PoolerOther, Evidence: []string{"a pooler answered on what was a direct connection"}}
@@ -216,12 +218,12 @@ func (s *Selector) downgrade(ran *Decision, v fallback.Verdict) (to fallback.Str
 		if !t.Known() {
 			return to, t, true // nobody has looked yet, so nothing is known about names: a probe tells
 		}
-		return s.config.Policy.Strategy(t), t, false
+		return s.config.Policy.Strategy(t), t, t.Open()
 	}
 	if s.config.Policy != Auto && s.config.Policy != Shared || to != fallback.Named && to != fallback.Shared {
 		return to, t, false
 	}
-	if s.config.Policy == Shared && to == fallback.Named && !t.Tracks && !v.PoolerMade {
+	if s.config.Policy == Shared && to == fallback.Named && t.Forwards && !v.PoolerMade {
 		return fallback.Shared, t, false
 	}
 	return fallback.Unprepared, t, false
@@ -239,6 +241,17 @@ func (s *Selector) setLocked(strategy fallback.Strategy, t fallback.Topology) *D
 	}
 	s.current.Store(d)
 	return d
+}
+
+// alike reports whether two topologies say the same of how names can be used.
+func alike(a, b fallback.Topology) bool { return a.Mode == b.Mode && a.Tracks == b.Tracks }
+
+// retryLocked sets the time of the next attempt after a probe that failed, or left something open. The caller holds mu.
+func (s *Selector) retryLocked() {
+	if s.config.Policy != Off {
+		s.probeAt.Store(int64(s.clock() + s.retryWait))
+	}
+	s.retryWait = min(2*s.retryWait, maxReprobeAfter)
 }
 
 // scheduleProbeLocked sets the time of the next renewed probe. The caller holds mu.
@@ -263,58 +276,4 @@ func (s *Selector) untilProbe() time.Duration {
 		return -1
 	}
 	return max(0, due-s.clock())
-}
-
-// announce logs a change and calls OnChange.
-func (s *Selector) announce(ctx context.Context, before, after *Decision, v fallback.Verdict, next time.Duration) {
-	if before.Strategy == after.Strategy {
-		return
-	}
-	level, message := slog.LevelWarn, "bounceproof: prepared statements are not used any more, running without them"
-	switch {
-	case after.Strategy == fallback.Named && before.Strategy == fallback.Undecided:
-		level, message = slog.LevelDebug, "bounceproof: prepared statements are in use"
-	case after.Strategy == fallback.Named:
-		level, message = slog.LevelInfo, "bounceproof: prepared statements are back in use"
-	case after.Strategy == fallback.Shared && v.Reason == fallback.ReasonNone:
-		level, message = slog.LevelInfo, "bounceproof: prepared statements are shared between server connections"
-	case after.Strategy == fallback.Shared:
-		message = "bounceproof: prepared statements are shared between server connections from now on"
-	case before.Strategy == fallback.Undecided:
-		message = "bounceproof: prepared statements cannot be used here, running without them"
-	}
-	attrs := []slog.Attr{
-		slog.String("from", before.Strategy.String()),
-		slog.String("to", after.Strategy.String()),
-		slog.Any("topology", after.Topology),
-	}
-	if level == slog.LevelWarn {
-		if v.Reason != fallback.ReasonNone {
-			attrs = append(attrs, slog.Any("cause", v))
-		}
-		attrs = append(attrs, slog.String("remedy", remedy(after, v)))
-		if next >= 0 {
-			attrs = append(attrs, slog.Duration("next_probe", next.Round(time.Second)))
-		}
-	}
-	s.config.Logger.LogAttrs(ctx, level, message, attrs...)
-	if s.config.OnChange != nil {
-		s.config.OnChange(Change{
-			From: before.Strategy, To: after.Strategy, Topology: after.Topology, Verdict: v, Number: after.Number,
-		})
-	}
-}
-
-// remedy says what a person can do about a change away from named statements.
-func remedy(d *Decision, v fallback.Verdict) string {
-	switch {
-	case v.Reason == fallback.ReasonPreparedLost && d.Topology.Mode == fallback.ModeDirect:
-		return "find what runs DISCARD ALL or DEALLOCATE on the pool's connections, or set prepared statements to off to silence this"
-	case v.Evidence && d.Topology.Tracks:
-		return "upgrade PgBouncer to 1.22 or newer and find the client that runs DEALLOCATE or DISCARD ALL," +
-			" or set prepared statements to off to silence this"
-	default:
-		return "set max_prepared_statements above 0 in PgBouncer (1.21 or newer; upgrade an older one)," +
-			" or set prepared statements to shared, or to off to silence this"
-	}
 }
