@@ -70,6 +70,10 @@ func (ex *Executor) prepareAttempt(
 	if !a.forced {
 		a.strategy, a.parse = ex.strategy(q, a)
 	}
+	if c.PgConn().TxStatus() == 'E' && (begin == nil || len(*begin) == 0) {
+		// The server refuses every Parse now, and obeys every Close: with a name the statement would be gone, for other processes too.
+		a.strategy, a.parse = fallback.Unprepared, false
+	}
 	return nil
 }
 
