@@ -95,7 +95,10 @@ func (ex *Executor) strategy(q *call, a *attempt) (strategy fallback.Strategy, p
 // execution is what attempt a puts on the wire.
 func (ex *Executor) execution(c *statement.Conn, q *call, a *attempt) statement.Execution {
 	return statement.Execution{
-		Description: a.d, Strategy: a.strategy, Parse: a.parse, Direct: !a.decision.Pooled && c.Direct, Args: q.args, Formats: q.formats,
+		Description: a.d, Strategy: a.strategy, Parse: a.parse, Args: q.args, Formats: q.formats,
+		Direct: !a.decision.Pooled && c.Direct,
+		// A connection that has not been verified may lead to any pooler.
+		Tracked: a.decision.Topology.Tracks || !a.decision.Pooled && !c.Direct,
 	}
 }
 
@@ -147,7 +150,7 @@ func (ex *Executor) sendGroup(
 	if ask {
 		g.AddText(backendText)
 	}
-	if err := g.Add(e); err != nil {
+	if err := a.add(g, e); err != nil {
 		return nil, nil, 0, err
 	}
 	a.stage = stageSent

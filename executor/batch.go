@@ -76,13 +76,6 @@ func (t *tx) sendBatch(ctx context.Context, queue *[]call, b *pgx.Batch) pgx.Bat
 	return br
 }
 
-// batchItem is one query of a batch; a text goes as it is, without being learnt.
-type batchItem struct {
-	q    call
-	a    attempt
-	text bool
-}
-
 // batchResults are the results of a batch. Not safe for concurrent use.
 type batchResults struct {
 	ex     *Executor
@@ -94,7 +87,8 @@ type batchResults struct {
 	ctx    context.Context
 	tracer pgx.BatchTracer
 
-	items     []batchItem
+	items     items
+	front     int                  // how many texts the group has in front of the items
 	decision  *selector.Decision   // one for the whole batch
 	g         *statement.Group     // nil until it is sent, and when it is to be sent anew
 	first     *pgconn.ResultReader // the first result, read ahead
@@ -129,10 +123,12 @@ func (br *batchResults) begin() {
 	if br.tracer = br.s.c.BatchTracer(); br.tracer != nil {
 		br.ctx = br.tracer.TraceBatchStart(br.ctx, br.s.c.Conn(), pgx.TraceBatchStartData{Batch: br.b})
 	}
-	br.items = make([]batchItem, len(br.b.QueuedQueries))
-	for i, item := range br.b.QueuedQueries {
+	br.items = make(items, len(br.b.QueuedQueries))
+	calls := make([]call, len(br.b.QueuedQueries))
+	for i, queued := range br.b.QueuedQueries {
 		it := &br.items[i]
-		it.q = readCall(item.SQL, item.Arguments)
+		calls[i] = readCall(queued.SQL, queued.Arguments)
+		it.q = &calls[i]
 		if err := it.q.rewrite(br.ctx, br.s.c.Conn()); err != nil {
 			br.fail(err)
 			return
@@ -162,25 +158,19 @@ func (br *batchResults) try(context.Context) (*attempt, error) {
 		return br.readAll()
 	}
 	var err error
-	br.first, err = br.g.Next()
-	return br.attemptAt(0), err
+	if br.first, err = br.g.Next(); err != nil {
+		return br.items.at(br.g.Failed() - br.front), err
+	}
+	return nil, nil
 }
 
 // succeeded implements [task].
 func (br *batchResults) succeeded(ctx context.Context) {
 	for i := range br.items {
-		if a := br.attemptAt(i); a != nil && br.silent {
+		if a := br.items.at(i); a != nil && br.silent {
 			br.ex.succeeded(ctx, a)
 		}
 	}
-}
-
-// attemptAt returns the attempt of item i, nil for a text and beyond the end.
-func (br *batchResults) attemptAt(i int) *attempt {
-	if i < 0 || i >= len(br.items) || br.items[i].text {
-		return nil
-	}
-	return &br.items[i].a
 }
 
 // retry implements [task].
@@ -219,13 +209,7 @@ func (br *batchResults) retry(ctx context.Context, failed *attempt, err error) (
 		}
 		return false, err
 	}
-	if failed.forced {
-		for i := range br.items {
-			if a := &br.items[i].a; a.strategy == fallback.Named || a.strategy == fallback.Shared {
-				a.strategy, a.parse, a.forced = failed.strategy, failed.parse, true
-			}
-		}
-	}
+	br.items.force(failed)
 	return true, err
 }
 
@@ -236,10 +220,12 @@ func (br *batchResults) send() (*attempt, error) {
 		return a, err
 	}
 	g := c.NewGroup()
+	br.front = 0
 	if br.t != nil {
 		for _, text := range br.t.preamble.unsent {
 			g.AddText(text)
 		}
+		br.front = len(br.t.preamble.unsent)
 	}
 	forgotten := false
 	for i := range br.items {
@@ -249,20 +235,18 @@ func (br *batchResults) send() (*attempt, error) {
 			continue
 		}
 		it.a.stage = stageLearn
-		if err := br.ex.prepareAttempt(br.ctx, c, &it.q, &it.a, br.decision, nil); err != nil {
+		if err := br.ex.prepareAttempt(br.ctx, c, it.q, &it.a, br.decision, nil); err != nil {
 			return &it.a, err
 		}
 		it.a.stage = stageEncode
 		forgotten = it.a.behind(forgotten)
-		e := br.ex.execution(c, &it.q, &it.a)
+		e := br.ex.execution(c, it.q, &it.a)
 		e.Parse = it.a.strategy == fallback.Shared || br.reparse(i, &it.a) // in a group nothing is bound on trust
-		if err := g.Add(e); err != nil {
+		if err := it.a.add(g, e); err != nil {
 			return &it.a, err
 		}
 	}
-	for i := range br.items {
-		br.items[i].a.stage = stageSent
-	}
+	br.items.sent()
 	br.g = g
 	if err := g.Send(br.ctx); err != nil {
 		return nil, err
@@ -293,7 +277,7 @@ func (br *batchResults) reparse(i int, a *attempt) bool {
 	if !a.decision.Pooled || !a.decision.Topology.Tracks {
 		return a.decision.Pooled
 	}
-	first := br.attemptAt(0)
+	first := br.items.at(0)
 	return i > 0 && !br.control && br.t == nil && (first == nil || first.strategy != fallback.Named)
 }
 
@@ -302,13 +286,7 @@ func (br *batchResults) learn() (*attempt, error) {
 	var missing []*statement.Statement
 	var whose []*attempt
 	seen := map[*statement.Statement]bool{}
-	stable := false
-	for i := range br.items {
-		if it := &br.items[i]; !it.text {
-			stable = br.ex.lookup(br.s.c, &it.q, &it.a).Stable() || stable
-		}
-	}
-	br.decision = br.ex.decide(br.ctx, br.s.c, stable)
+	br.decision = br.items.decide(br.ctx, br.ex, br.s.c)
 	for i := range br.items {
 		it := &br.items[i]
 		if it.text || it.a.st.Description() != nil {

@@ -47,7 +47,7 @@ func (br *batchResults) reader() (*pgconn.ResultReader, error) {
 
 // itemFailed keeps the error of item i, after the selector and the catalog have heard of it.
 func (br *batchResults) itemFailed(i int, err error) {
-	a := br.attemptAt(i)
+	a := br.items.at(i)
 	if a == nil {
 		a = &attempt{stage: stageSent}
 	}
@@ -66,7 +66,7 @@ func (br *batchResults) itemFailed(i int, err error) {
 // itemDone counts and traces the end of item i.
 func (br *batchResults) itemDone(i int, start time.Time, tag pgconn.CommandTag, err error) {
 	if err == nil {
-		if a := br.attemptAt(i); a != nil {
+		if a := br.items.at(i); a != nil {
 			br.ex.succeeded(br.ctx, a)
 		} else {
 			br.ex.counters.passed.Add(1)
@@ -121,8 +121,8 @@ func (br *batchResults) query() *rows {
 		return r
 	}
 	r.inner = pgx.RowsFromResultReader(br.s.c.TypeMap(), rr)
-	if a := br.attemptAt(i); a != nil {
-		if err := a.readable(br.s.c, &br.items[i].q, rr.FieldDescriptions()); err != nil {
+	if a := br.items.at(i); a != nil {
+		if err := a.readable(br.s.c, br.items[i].q, rr.FieldDescriptions()); err != nil {
 			br.fail(err)
 			r.fail(err)
 			br.itemDone(i, start, r.tag, err)
@@ -247,7 +247,7 @@ func (br *batchResults) readAll() (*attempt, error) {
 			_, err = rr.Close()
 		}
 		if err != nil {
-			return br.attemptAt(br.next), err
+			return br.items.at(br.next), err
 		}
 		br.next++
 	}

@@ -15,9 +15,9 @@ import (
 // commitQueue sends the queued statements and COMMIT in one flush. Alone in a transaction with default options they need no BEGIN and no
 // COMMIT: PostgreSQL runs the Sync group as one implicit transaction.
 func (t *tx) commitQueue(ctx context.Context) error {
-	m := queueCommit{t: t, attempts: make([]attempt, len(t.queue)), phase: fallback.PhaseCommit}
-	for i := range m.attempts {
-		m.attempts[i].unnamed = t.unnamed
+	m := queueCommit{t: t, items: make(items, len(t.queue)), phase: fallback.PhaseCommit}
+	for i := range m.items {
+		m.items[i].q, m.items[i].a.unnamed = &t.queue[i], t.unnamed
 	}
 	m.implicit = !t.preamble.begun && t.opts == (pgx.TxOptions{}) && !slices.ContainsFunc(t.queue, needsBlock)
 	if !m.implicit && t.statementMode() {
@@ -38,15 +38,15 @@ func needsBlock(q call) bool {
 // queueCommit is the queue of a transaction on its way, with COMMIT. It is a [task].
 type queueCommit struct {
 	t        *tx
-	attempts []attempt
+	items    items
 	phase    fallback.Phase
 	implicit bool // no BEGIN and no COMMIT
 }
 
 // succeeded implements [task].
 func (m *queueCommit) succeeded(ctx context.Context) {
-	for i := range m.attempts {
-		m.t.succeeded(ctx, &m.attempts[i])
+	for i := range m.items {
+		m.t.succeeded(ctx, &m.items[i].a)
 	}
 }
 
@@ -74,14 +74,7 @@ func (m *queueCommit) retry(ctx context.Context, failed *attempt, err error) (bo
 			return false, err
 		}
 	}
-	if failed.forced && failed.strategy == fallback.Shared {
-		// Where one name was missing the others may be too.
-		for i := range m.attempts {
-			if a := &m.attempts[i]; a.strategy == fallback.Shared {
-				a.parse, a.forced = true, true
-			}
-		}
-	}
+	m.items.force(failed)
 	if !m.implicit {
 		t.preamble.restart(false)
 	}
@@ -93,21 +86,18 @@ func (m *queueCommit) try(ctx context.Context) (*attempt, error) {
 	t, c := m.t, m.t.s.c
 	g := c.NewGroup()
 	texts := 0
-	stable := false
-	for i := range t.queue {
-		q, a := &t.queue[i], &m.attempts[i]
-		if err := q.rewrite(ctx, c.Conn()); err != nil {
+	for i := range m.items {
+		if err := m.items[i].q.rewrite(ctx, c.Conn()); err != nil {
 			return &attempt{stage: stageEncode, fresh: true}, err
 		}
-		stable = t.ex.lookup(c, q, a).Stable() || stable
 	}
-	decision := t.ex.decide(ctx, c, stable)
-	for i := range t.queue {
-		q, a := &t.queue[i], &m.attempts[i]
-		if err := t.prepareAttempt(ctx, q, a, decision, !m.implicit); err != nil {
-			return a, err
+	decision := m.items.decide(ctx, t.ex, c)
+	for i := range m.items {
+		it := &m.items[i]
+		if err := t.prepareAttempt(ctx, it.q, &it.a, decision, !m.implicit); err != nil {
+			return &it.a, err
 		}
-		a.stage = stageEncode
+		it.a.stage = stageEncode
 	}
 	if !m.implicit {
 		for _, text := range t.preamble.unsent {
@@ -116,16 +106,14 @@ func (m *queueCommit) try(ctx context.Context) (*attempt, error) {
 		}
 	}
 	forgotten := false
-	for i := range t.queue {
-		a := &m.attempts[i]
-		forgotten = a.behind(forgotten)
-		if err := g.Add(t.ex.execution(c, &t.queue[i], a)); err != nil {
-			return a, err
+	for i := range m.items {
+		it := &m.items[i]
+		forgotten = it.a.behind(forgotten)
+		if err := it.a.add(g, t.ex.execution(c, it.q, &it.a)); err != nil {
+			return &it.a, err
 		}
 	}
-	for i := range m.attempts {
-		m.attempts[i].stage = stageSent
-	}
+	m.items.sent()
 	m.trace(ctx)
 	if !t.preamble.unused {
 		// A rewriter, an encoder or a tracer may have run a statement in the transaction meanwhile.
@@ -147,16 +135,16 @@ func (m *queueCommit) read(g *statement.Group, texts int) (*attempt, error) {
 	var tag pgconn.CommandTag
 	var err error
 	for i := 0; err == nil && i < g.Len(); i++ {
+		failed := i
 		rr, nextErr := g.Next()
 		if err = nextErr; err == nil {
 			tag, err = rr.Close()
+		} else {
+			failed = g.Failed()
 		}
 		if err != nil {
 			_ = g.Close()
-			if k := i - texts; k >= 0 && k < len(m.attempts) {
-				return &m.attempts[k], err
-			}
-			return nil, err
+			return m.items.at(failed - texts), err
 		}
 	}
 	if err := g.Close(); err != nil {
@@ -181,8 +169,9 @@ func (m *queueCommit) trace(ctx context.Context) {
 	if !m.implicit {
 		t.traceBegin(ctx)
 	}
-	for i := range t.queue {
-		qctx := tracer.TraceQueryStart(ctx, t.s.c.Conn(), pgx.TraceQueryStartData{SQL: t.queue[i].givenSQL, Args: t.queue[i].given})
+	for i := range m.items {
+		q := m.items[i].q
+		qctx := tracer.TraceQueryStart(ctx, t.s.c.Conn(), pgx.TraceQueryStartData{SQL: q.givenSQL, Args: q.given})
 		tracer.TraceQueryEnd(qctx, t.s.c.Conn(), pgx.TraceQueryEndData{})
 	}
 }

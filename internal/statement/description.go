@@ -51,6 +51,16 @@ func (d *Description) Fields() []pgconn.FieldDescription { return d.sd.Fields }
 // it may refuse to run in a transaction of several statements.
 func (d *Description) Utility() bool { return d.kind&sqltext.Utility != 0 }
 
+// answerSize is how many bytes answer Close, Parse and Describe of the statement, as long as it is what was learnt: CloseComplete,
+// ParseComplete, ParameterDescription, and RowDescription or NoData.
+func (d *Description) answerSize() int {
+	n := 5 + 5 + 7 + 4*len(d.sd.ParamOIDs) + 7
+	for i := range d.sd.Fields {
+		n += len(d.sd.Fields[i].Name) + 19
+	}
+	return n
+}
+
 // newStatement returns a statement that has not been learnt.
 func newStatement(sql, salt string) *Statement {
 	return &Statement{sql: sql, salt: salt, kind: sqltext.Of(sql)}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/sqltext"
 )
 
 // Group is several statements in one Sync group and one flush: BEGIN and a statement, a batch, a queue and COMMIT. Fill it with AddText
@@ -16,14 +17,19 @@ import (
 // It is a pgconn pipeline and writes nothing by hand: a hand-written prefix in front of a group that begins a transaction loses the row
 // without an error. A steady state of single statements belongs to [Conn.Run], which allocates half as much.
 type Group struct {
-	c      *Conn
-	items  []groupItem
-	names  map[string]struct{} // parsed by an item
-	p      *pgconn.Pipeline
-	next   int
-	err    error // the first failure
-	sent   bool
-	closed bool
+	c        *Conn
+	items    []groupItem
+	names    map[string]struct{} // used by an item
+	front    int                 // the first statement's place: where the Parses stand that are moved forward
+	answered int                 // how many bytes answer what precedes the next Parse there
+	fixed    bool                // an item may change what a text means, so no Parse moves in front of it
+	parses   []int               // the items whose Parse has not been answered, in the order they were sent
+	p        *pgconn.Pipeline
+	next     int
+	err      error // the first failure
+	failed   int   // the item it belongs to
+	sent     bool
+	closed   bool
 }
 
 type groupItem struct {
@@ -32,9 +38,21 @@ type groupItem struct {
 	eqb     *pgx.ExtendedQueryBuilder
 	formats []int16
 	name    string
-	parse   bool // Parse under name in front
+	parse   bool // Parse under name
+	moved   bool // in front of the first statement, and not of this one
 	params  bool // Parse "" and Bind in one
 }
+
+// trackedWindow is how many bytes of answers may precede a named Parse or a Close behind a pooler that tracks statements.
+//
+// PgBouncer answers a Close itself, and a Parse too where its server has the statement. It puts that answer behind the one before as soon as
+// it has read that one's header, and so into the middle of it when the rest has not arrived (sbuf_process_pending in src/sbuf.c and the loop over
+// RA_FAKE in handle_server_work, src/server.c; 1.24.1 and 1.26.1). PostgreSQL sends what it has buffered when there are 8 kB of it
+// (PqSendBufferSize, src/backend/libpq/pqcomm.c), and a network cuts that into segments; the first of them is larger than this everywhere.
+const trackedWindow = 1024
+
+// textAnswer is more than the answer to BEGIN, a SAVEPOINT or the question for the server connection takes.
+const textAnswer = 96
 
 // NewGroup returns an empty group on the connection.
 func (c *Conn) NewGroup() *Group { return &Group{c: c} }
@@ -43,40 +61,62 @@ func (c *Conn) NewGroup() *Group { return &Group{c: c} }
 func (g *Group) Len() int { return len(g.items) }
 
 // AddText adds a text without arguments, such as BEGIN. It has a result like any other.
-func (g *Group) AddText(sql string) { g.items = append(g.items, groupItem{text: sql}) }
+func (g *Group) AddText(sql string) {
+	if g.front == len(g.items) {
+		g.front++
+		g.answered += textAnswer
+	} else {
+		g.fixed = true
+	}
+	g.items = append(g.items, groupItem{text: sql})
+}
 
 // Add adds an execution. An error means that the arguments cannot be encoded; nothing has been sent.
+//
+// Where a pooler may track statements (Execution.Tracked), an execution that would have to be parsed under its name goes without one if there is
+// no place for that Parse; [Group.Strategy] says so.
 func (g *Group) Add(e Execution) error {
-	it := groupItem{e: e, eqb: &pgx.ExtendedQueryBuilder{}, name: e.Description.sd.Name}
+	it := groupItem{eqb: &pgx.ExtendedQueryBuilder{}, name: e.Description.sd.Name}
 	if err := e.encode(g.c, it.eqb, &e.Description.sd); err != nil {
 		return err
 	}
 	it.formats = e.Formats.choose(e.Description, e.Description.sd.Fields, it.eqb.ResultFormats)
-	switch e.Strategy {
-	case fallback.Named:
-		it.parse = !g.parsed(it.name) && (e.Parse || !g.c.Knows(it.name))
-	case fallback.Shared:
-		it.parse = !g.parsed(it.name) && e.Parse
-	case fallback.Undecided, fallback.Unprepared:
-		// The unnamed statement lasts until the next Parse of one: a run of the same statement needs it once.
-		it.name = ""
-		it.params = !g.lastUnnamed(e.Description)
+	if e.Strategy == fallback.Named || e.Strategy == fallback.Shared {
+		if _, used := g.names[it.name]; !used {
+			it.parse = e.Parse || e.Strategy == fallback.Named && !g.c.Knows(it.name)
+			it.moved = it.parse && e.Tracked
+		}
+		if it.moved && !g.moveForward(e.Description) {
+			it.parse, it.moved, e.Strategy = false, false, fallback.Unprepared
+		}
 	}
-	if it.parse {
+	if e.Strategy == fallback.Named || e.Strategy == fallback.Shared {
 		if g.names == nil {
 			g.names = make(map[string]struct{})
 		}
 		g.names[it.name] = struct{}{}
+	} else {
+		// The unnamed statement lasts until the next Parse of one: a run of the same statement needs it once.
+		it.name = ""
+		it.params = !g.lastUnnamed(e.Description)
 	}
+	g.fixed = g.fixed || e.Description.kind&(sqltext.MayCommit|sqltext.ForgetsStatements|sqltext.Control) != 0
+	it.e = e
 	g.items = append(g.items, it)
 	return nil
 }
 
-// parsed reports whether an earlier item of the group parses name.
-func (g *Group) parsed(name string) bool {
-	_, ok := g.names[name]
-	return ok
+// moveForward reports whether d can be parsed in front of the first statement, and keeps its place there.
+func (g *Group) moveForward(d *Description) bool {
+	if g.fixed || g.answered > trackedWindow {
+		return false
+	}
+	g.answered += d.answerSize()
+	return true
 }
+
+// Strategy returns how item i goes.
+func (g *Group) Strategy(i int) fallback.Strategy { return g.items[i].e.Strategy }
 
 // lastUnnamed reports whether the unnamed statement is still d's after the items so far.
 func (g *Group) lastUnnamed(d *Description) bool {
@@ -96,6 +136,13 @@ func (g *Group) Send(ctx context.Context) error {
 		g.p.SendDeallocate(name)
 	}
 	for i := range g.items {
+		if i == g.front {
+			for k := range g.items {
+				if g.items[k].moved {
+					g.sendParse(k)
+				}
+			}
+		}
 		it := &g.items[i]
 		switch {
 		case it.text != "":
@@ -106,10 +153,8 @@ func (g *Group) Send(ctx context.Context) error {
 			c.Parses++
 			g.p.SendQueryParams(it.e.Description.sd.SQL, it.eqb.ParamValues, it.e.Description.sd.ParamOIDs, it.eqb.ParamFormats, it.formats)
 			continue
-		case it.parse:
-			c.Parses++
-			g.p.SendDeallocate(it.name)
-			g.p.SendPrepare(it.name, it.e.Description.sd.SQL, it.e.Description.sd.ParamOIDs)
+		case it.parse && !it.moved:
+			g.sendParse(i)
 		}
 		g.p.SendQueryPrepared(it.name, it.eqb.ParamValues, it.eqb.ParamFormats, it.formats)
 	}
@@ -120,6 +165,15 @@ func (g *Group) Send(ctx context.Context) error {
 	// Not before it is sent: with a context that is done the pipeline writes nothing, and the names would stay on the server.
 	c.closes = c.closes[:0]
 	return nil
+}
+
+// sendParse sends Close and Parse for item i.
+func (g *Group) sendParse(i int) {
+	it := &g.items[i]
+	g.c.Parses++
+	g.p.SendDeallocate(it.name)
+	g.p.SendPrepare(it.name, it.e.Description.sd.SQL, it.e.Description.sd.ParamOIDs)
+	g.parses = append(g.parses, i)
 }
 
 // Next returns the next item's result. The reader is valid until the next call. After a failure every call returns the first error: the
@@ -143,8 +197,9 @@ func (g *Group) Next() (*pgconn.ResultReader, error) {
 			}
 			return res, nil
 		case *pgconn.StatementDescription:
-			if it.parse && it.e.Strategy == fallback.Named {
-				g.c.learned(it.e.Description, res.Fields)
+			parsed := &g.items[g.parses[0]]
+			if g.parses = g.parses[1:]; parsed.e.Strategy == fallback.Named {
+				g.c.learned(parsed.e.Description, res.Fields)
 			}
 		case *pgconn.CloseComplete:
 		default:
@@ -154,10 +209,16 @@ func (g *Group) Next() (*pgconn.ResultReader, error) {
 	return nil, g.err
 }
 
+// Failed returns the item that the error of the last [Group.Next] belongs to: not the next one where it is that of a Parse that stands in front.
+func (g *Group) Failed() int { return g.failed }
+
 // fail keeps the first failure.
 func (g *Group) fail(err error) {
 	if g.err == nil {
-		g.err = err
+		g.err, g.failed = err, g.next
+		if len(g.parses) > 0 && g.next >= g.front && g.items[g.parses[0]].moved {
+			g.failed = g.parses[0]
+		}
 	}
 }
 

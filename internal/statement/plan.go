@@ -59,7 +59,9 @@ type Execution struct {
 	Parse bool
 	// Direct is true on a connection that leads to a PostgreSQL backend of its own, where the server refuses a plan whose result has
 	// changed since this connection's own Parse. Only there may the Describe be left out.
-	Direct  bool
+	Direct bool
+	// Tracked is true where a pooler may track statements, and so answer a Parse and a Close itself. It counts in a [Group].
+	Tracked bool
 	Args    []any
 	Formats Formats
 }
