@@ -283,34 +283,14 @@ func (br *batchResults) reparse(i int, a *attempt) bool {
 
 // learn asks for all descriptions that are missing in one round trip.
 func (br *batchResults) learn() (*attempt, error) {
-	var missing []*statement.Statement
-	var whose []*attempt
-	seen := map[*statement.Statement]bool{}
 	br.decision = br.items.decide(br.ctx, br.ex, br.s.c)
-	for i := range br.items {
-		it := &br.items[i]
-		if it.text || it.a.st.Description() != nil {
-			continue
-		}
-		it.a.fresh, it.a.stage = true, stageLearn
-		if seen[it.a.st] {
-			continue
-		}
-		seen[it.a.st] = true
-		missing = append(missing, it.a.st)
-		whose = append(whose, &it.a)
-	}
-	if len(missing) == 0 {
-		return nil, nil
-	}
 	var begin *[]string
 	if br.t != nil {
 		begin = &br.t.preamble.unsent
 	}
-	learnt, err := br.s.c.LearnAll(br.ctx, missing, begin)
-	br.ex.countMessages(br.s.c)
-	if br.t != nil {
+	sent, failed, err := br.items.learn(br.ctx, br.ex, br.s.c, begin)
+	if sent && br.t != nil {
 		br.t.sent(err)
 	}
-	return whose[min(len(learnt), len(whose)-1)], err
+	return failed, err
 }

@@ -29,6 +29,40 @@ func (is items) decide(ctx context.Context, ex *Executor, c *statement.Conn) *se
 	return ex.decide(ctx, c, stable)
 }
 
+// learn asks in one round trip, with begin in front, for the descriptions that are missing, and those that have become old. It reports whether it
+// has sent anything, and returns the attempt that failed.
+func (is items) learn(ctx context.Context, ex *Executor, c *statement.Conn, begin *[]string) (sent bool, failed *attempt, err error) {
+	var missing []*statement.Statement
+	var whose []*attempt
+	seen := map[*statement.Statement]bool{}
+	idle := c.PgConn().TxStatus() == 'I'
+	for i := range is {
+		a := &is[i].a
+		switch {
+		case is[i].text:
+			continue
+		case seen[a.st]:
+			a.fresh = true
+			continue
+		case a.st.Description() != nil && (!idle || !a.st.NeedsRefresh(descriptionAge)):
+			continue
+		}
+		a.fresh, a.stage = true, stageLearn
+		seen[a.st] = true
+		missing, whose = append(missing, a.st), append(whose, a)
+	}
+	if len(missing) == 0 {
+		return false, nil, nil
+	}
+	learnt, err := c.LearnAll(ctx, missing, begin)
+	ex.countMessages(c)
+	if err != nil {
+		failed = whose[min(len(learnt), len(whose)-1)]
+		failed.runs++ // prepareAttempt counts the others
+	}
+	return true, failed, err
+}
+
 // sent notes that nothing of the items can be taken back any more.
 func (is items) sent() {
 	for i := range is {

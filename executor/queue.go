@@ -92,6 +92,9 @@ func (m *queueCommit) try(ctx context.Context) (*attempt, error) {
 		}
 	}
 	decision := m.items.decide(ctx, t.ex, c)
+	if failed, err := m.learn(ctx); err != nil {
+		return failed, err
+	}
 	for i := range m.items {
 		it := &m.items[i]
 		if err := t.prepareAttempt(ctx, it.q, &it.a, decision, !m.implicit); err != nil {
@@ -128,6 +131,20 @@ func (m *queueCommit) try(ctx context.Context) (*attempt, error) {
 		return nil, err
 	}
 	return m.read(g, texts)
+}
+
+// learn asks for all descriptions that are missing in one round trip.
+func (m *queueCommit) learn(ctx context.Context) (*attempt, error) {
+	t := m.t
+	var begin *[]string
+	if !m.implicit {
+		begin = &t.preamble.unsent
+	}
+	sent, failed, err := m.items.learn(ctx, t.ex, t.s.c, begin)
+	if sent && !m.implicit {
+		t.sent(err)
+	}
+	return failed, err
 }
 
 // read reads the group's results, those of the texts in front first.
