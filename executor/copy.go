@@ -44,7 +44,8 @@ func (ex *Executor) copyOn(
 	return n, err
 }
 
-// CopyFrom copies rows into a table in the transaction, as in pgx.
+// CopyFrom copies rows into a table in the transaction, as in pgx. After an error the connection is closed with the transaction, for the reason
+// that [Executor.CopyFrom] gives.
 func (t *tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
 	switch {
 	case t.closed:
@@ -108,6 +109,9 @@ func (ex *Executor) copyFrom(
 		panic(r.cause)
 	}
 	if err != nil {
+		if t != nil {
+			t.copyFailed = true
+		}
 		if ctxErr := ctx.Err(); ctxErr != nil && c.PgConn().IsClosed() && !errors.Is(err, ctxErr) {
 			err = fmt.Errorf("%w: %w", ctxErr, err) // pgx's writer met the closed socket before anyone said why it was closed
 		}

@@ -50,6 +50,7 @@ type tx struct {
 	nested     []*savepoint      // the open ones, innermost last
 	aliases    map[string]string // Prepare's names
 	lostErr    error             // the *PreparedStatementError that ended the transaction, unless a savepoint undid it
+	copyFailed bool              // the connection must not outlive the transaction
 	closed     bool
 	local      *txlocal.Values // nil until somebody stores something
 }
@@ -280,10 +281,17 @@ func (t *tx) failed(ctx context.Context, err error) error {
 	return t.fail(&a, err)
 }
 
-// release gives the connection back.
+// release gives the connection back. After a COPY that failed it is closed, however the transaction ended: a PgBouncer up to 1.25 may take the
+// rows that were still on their way for a request that was never answered, and keep the server connection for this client for as long as it stays
+// (pgbouncer#1470).
 func (t *tx) release() {
 	t.closed = true
 	t.noteForgotten()
+	if t.copyFailed && t.ex.selector.Decision().Pooled {
+		ctx, cancel := rollbackContext(context.Background())
+		_ = t.s.c.PgConn().Close(ctx)
+		cancel()
+	}
 	t.s.release()
 }
 
