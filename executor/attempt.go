@@ -30,6 +30,7 @@ type attempt struct {
 	forced   bool               // strategy and parse were set after the failure of the run before
 	fresh    bool               // d was learnt in this call, so it cannot be stale
 	unnamed  bool               // never by name
+	since    int64              // in Unix nanoseconds: a description has to be younger; 0 is any
 	stage    stage
 	runs     int
 	verdict  fallback.Verdict // on the last failure
@@ -60,7 +61,7 @@ func (ex *Executor) prepareAttempt(
 	a.decision = decision
 	ex.resetNames(c, decision)
 	a.d = st.Description()
-	if a.d == nil || (c.PgConn().TxStatus() == 'I' && st.NeedsRefresh(descriptionAge)) {
+	if a.d == nil || a.st.LearntBefore(a.since) || (c.PgConn().TxStatus() == 'I' && st.NeedsRefresh(descriptionAge)) {
 		d, err := st.Learn(ctx, c, begin)
 		if err != nil {
 			return err

@@ -135,7 +135,7 @@ func (br *batchResults) begin() {
 		}
 		if br.t != nil {
 			it.q.sql = br.t.alias(it.q.sql)
-			it.a.unnamed = br.t.unnamed
+			it.a.unnamed, it.a.since = br.t.second != 0, br.t.second
 		}
 		kind := sqltext.Of(it.q.sql)
 		it.text = len(it.q.args) == 0 && kind&sqltext.Control != 0
@@ -209,7 +209,7 @@ func (br *batchResults) retry(ctx context.Context, failed *attempt, err error) (
 		}
 		return false, err
 	}
-	br.items.force(failed)
+	br.items.beside(br.ex, br.s.c, failed)
 	return true, err
 }
 

@@ -57,8 +57,14 @@ func (br *batchResults) itemFailed(i int, err error) {
 		phase = fallback.PhaseAlone
 	}
 	_, err = br.ex.decideRetry(br.ctx, br.s, a, phase, err)
-	if br.t != nil {
+	switch v := a.verdict; {
+	case br.t != nil:
 		err = br.t.fail(a, err)
+	case !br.control && v.Executed == fallback.No && (isLost(v) || overtaken(v)):
+		var lost *PreparedStatementError
+		if !errors.As(err, &lost) {
+			err = &PreparedStatementError{Reason: v.Reason, Name: v.Name, Err: err}
+		}
 	}
 	br.fail(err)
 }

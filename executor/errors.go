@@ -32,14 +32,15 @@ var (
 		"(set pool_mode = transaction, or run the statements one by one)")
 )
 
-// PreparedStatementError reports that a pooler, or another client, lost or replaced a prepared statement where the executor could not run
-// it again unseen: inside a transaction, or under On. The statement did not execute.
+// PreparedStatementError reports a statement that did not execute, and that the executor could not run again unseen: a pooler, or another client,
+// lost or replaced a prepared statement, or a migration overtook a plan or a description. That is so inside a transaction, in a batch of which
+// results have been handed out (nothing of the batch stands), and, for what was lost, under On.
 //
 // The *pgconn.PgError is reachable with errors.As.
 type PreparedStatementError struct {
-	// Reason says what was lost.
+	// Reason says what was lost: fallback.ReasonPreparedLost, ReasonPoolerPrepared, ReasonStalePlan or ReasonStaleShape.
 	Reason fallback.Reason
-	// Name is the statement's name on the server; never its SQL.
+	// Name is the statement's name on the server, empty for one that was sent without a name; never its SQL.
 	Name string
 	// InTx is true when the transaction is lost with it: run the whole transaction again.
 	InTx bool
@@ -49,11 +50,15 @@ type PreparedStatementError struct {
 
 // Error says what happened and what to do.
 func (e *PreparedStatementError) Error() string {
-	remedy := "run it again, or use PreparedStatements auto"
+	remedy := "nothing was executed, run it again (PreparedStatements auto does so by itself where it can)"
 	if e.InTx {
 		remedy = "nothing of the transaction was committed, run it again (InTx does so by itself)"
 	}
-	return fmt.Sprintf("executor: prepared statement %s: %s: %v; %s", e.Name, e.Reason, e.Err, remedy)
+	what := "statement"
+	if e.Name != "" {
+		what = "prepared statement " + e.Name
+	}
+	return fmt.Sprintf("executor: %s: %s: %v; %s", what, e.Reason, e.Err, remedy)
 }
 
 // Unwrap returns Err.

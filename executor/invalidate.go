@@ -36,6 +36,27 @@ func (ex *Executor) invalidate(ctx context.Context, c *statement.Conn, a *attemp
 	}
 }
 
+// invalidateBeside takes back what is known of a statement that stood beside the failed one in a request, if that one was overtaken: a migration
+// is seldom about one statement alone, and how often a request is sent does not grow with its statements. What has been handed out of a
+// batch cannot be taken back either, so a name that is left here would be found stale too late the next time.
+func (ex *Executor) invalidateBeside(c *statement.Conn, a, failed *attempt) {
+	if a == failed || a.d == nil {
+		return
+	}
+	switch failed.verdict.Reason { //nolint:exhaustive // the others are about one statement
+	case fallback.ReasonStalePlan:
+		c.Forget(a.d.Name())
+		if a.strategy == fallback.Named && a.decision.Pooled {
+			a.st.NextGeneration(a.d)
+		} else {
+			a.st.Forget(a.d)
+		}
+	case fallback.ReasonStaleShape:
+		c.Forget(a.d.Name())
+		a.st.Forget(a.d)
+	}
+}
+
 // mayBeStale reports whether an error that proves nothing may come from a description that a migration has overtaken: a value that is none of
 // the type it was learnt with, or a result type that has no binary form.
 func mayBeStale(code string) bool {

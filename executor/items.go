@@ -44,7 +44,7 @@ func (is items) learn(ctx context.Context, ex *Executor, c *statement.Conn, begi
 		case seen[a.st]:
 			a.fresh = true
 			continue
-		case a.st.Description() != nil && (!idle || !a.st.NeedsRefresh(descriptionAge)):
+		case a.st.Description() != nil && !a.st.LearntBefore(a.since) && (!idle || !a.st.NeedsRefresh(descriptionAge)):
 			continue
 		}
 		a.fresh, a.stage = true, stageLearn
@@ -70,17 +70,17 @@ func (is items) sent() {
 	}
 }
 
-// force sends the others the way that failed is to be sent, after its failure: where one name was missing the others may be too, and they are
-// in the same request. What goes without a name anyway stays as it is, but keeps that: it may have gone so for want of a place.
-func (is items) force(failed *attempt) {
-	if !failed.forced {
-		return
-	}
+// beside tells the others of one that failed, after its failure and before all are sent again. What a migration has overtaken is taken back for all
+// ([Executor.invalidateBeside]). Where one name was missing the others may be too, and they are in the same request: they go the way that the
+// failed one is to go. What goes without a name anyway stays as it is, but keeps that: it may have gone so for want of a place.
+func (is items) beside(ex *Executor, c *statement.Conn, failed *attempt) {
 	for i := range is {
 		a := &is[i].a
-		switch {
-		case is[i].text || a == failed:
-		case failed.strategy == fallback.Unprepared, a.strategy == fallback.Named, a.strategy == fallback.Shared:
+		if is[i].text || a == failed {
+			continue
+		}
+		ex.invalidateBeside(c, a, failed)
+		if failed.forced && (failed.strategy == fallback.Unprepared || a.strategy == fallback.Named || a.strategy == fallback.Shared) {
 			a.strategy, a.parse, a.forced = failed.strategy, failed.parse, true
 		}
 	}

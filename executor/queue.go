@@ -17,7 +17,7 @@ import (
 func (t *tx) commitQueue(ctx context.Context) error {
 	m := queueCommit{t: t, items: make(items, len(t.queue)), phase: fallback.PhaseCommit}
 	for i := range m.items {
-		m.items[i].q, m.items[i].a.unnamed = &t.queue[i], t.unnamed
+		m.items[i].q, m.items[i].a.unnamed, m.items[i].a.since = &t.queue[i], t.second != 0, t.second
 	}
 	m.implicit = !t.preamble.begun && t.opts == (pgx.TxOptions{}) && !slices.ContainsFunc(t.queue, needsBlock)
 	if !m.implicit && t.statementMode() {
@@ -74,7 +74,7 @@ func (m *queueCommit) retry(ctx context.Context, failed *attempt, err error) (bo
 			return false, err
 		}
 	}
-	m.items.force(failed)
+	m.items.beside(t.ex, t.s.c, failed)
 	if !m.implicit {
 		t.preamble.restart(false)
 	}

@@ -104,6 +104,11 @@ func isLost(v fallback.Verdict) bool {
 	return v.Reason == fallback.ReasonPreparedLost || v.Reason == fallback.ReasonPoolerPrepared
 }
 
+// overtaken reports whether a statement was refused because a migration has overtaken its plan or its description.
+func overtaken(v fallback.Verdict) bool {
+	return v.Executed == fallback.No && (v.Reason == fallback.ReasonStalePlan || v.Reason == fallback.ReasonStaleShape)
+}
+
 // classifyContext is what the executor knows of a failed attempt.
 func (ex *Executor) classifyContext(ctx context.Context, s *session, a *attempt, phase fallback.Phase) fallback.Context {
 	c := fallback.Context{

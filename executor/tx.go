@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -40,7 +41,7 @@ type tx struct {
 	opts pgx.TxOptions
 
 	preamble  preamble
-	unnamed   bool   // the second run of InTx, which no lost name is to end again
+	second    int64  // when the second run of InTx began, in Unix nanoseconds, which no lost name and no older description is to end again; else 0
 	backend   uint32 // the server connection, where Shared has asked; else 0
 	forgotten int64  // how often the connection had forgotten its names when backend's were last looked at
 
@@ -120,10 +121,10 @@ func (ex *Executor) newTx(ctx context.Context, from source, opts pgx.TxOptions) 
 	return t, nil
 }
 
-// InTx runs f in a transaction and commits it, or rolls it back if f fails or panics. f is run a second time, once, when the transaction
-// was lost to a prepared statement that a pooler lost: so what f does outside the database has to bear that. What the first run queued
-// and its OnCommit functions are dropped with it. Nothing else is run again, serialization failures (40001) included. Under On it never
-// runs f twice.
+// InTx runs f in a transaction and commits it, or rolls it back if f fails or panics. f is run a second time, once, when the transaction was
+// lost to a [*PreparedStatementError], that is, to a prepared statement that a pooler lost or to a statement that a migration has overtaken: so
+// what f does outside the database has to bear that. What the first run queued and its OnCommit functions are dropped with it. Nothing else is
+// run again, serialization failures (40001) included. Under On it never runs f twice.
 //
 // The error is f's own, or Commit's.
 func (ex *Executor) InTx(ctx context.Context, opts pgx.TxOptions, f func(ctx context.Context, tx Tx) error) error {
@@ -138,7 +139,9 @@ func (ex *Executor) inTx(ctx context.Context, from source, opts pgx.TxOptions, f
 		if err != nil {
 			return errors.Join(first, err)
 		}
-		t.unnamed = run == 2
+		if run == 2 {
+			t.second = time.Now().UnixNano()
+		}
 		err = t.do(ctx, f)
 		first = err
 		if err == nil || t.lostErr == nil || errors.Is(err, ErrCommitUnknown) || run == 2 || ex.cfg.PreparedStatements == On || ctx.Err() != nil {

@@ -31,7 +31,7 @@ func (t *tx) enter(ctx context.Context, queue *[]call, sql string, args []any, e
 func (t *tx) singleOf(q call) *single {
 	x := t.s.reusableSingle()
 	x.ex, x.s, x.route, x.q = t.ex, &t.s, t, q
-	x.a.unnamed = t.unnamed
+	x.a.unnamed, x.a.since = t.second != 0, t.second
 	return x
 }
 
@@ -180,10 +180,10 @@ func (t *tx) noteForgotten() {
 
 // fail gives an error that ends the transaction the form its caller can act on.
 func (t *tx) fail(a *attempt, err error) error {
-	switch a.verdict.Reason {
-	case fallback.ReasonStatementMode:
+	switch v := a.verdict; {
+	case v.Reason == fallback.ReasonStatementMode:
 		return fmt.Errorf("%w: %w", ErrStatementMode, err)
-	case fallback.ReasonPreparedLost, fallback.ReasonPoolerPrepared:
+	case isLost(v), v.Action == fallback.RerunTx:
 		var lost *PreparedStatementError
 		if !errors.As(err, &lost) {
 			lost = &PreparedStatementError{Reason: a.verdict.Reason, Name: a.verdict.Name, Err: err}

@@ -231,14 +231,12 @@ func (c *Context) fromParseOrBind(v Verdict) (Verdict, bool) {
 		if e.Routine != "RevalidateCachedQuery" || !c.named() {
 			return v, false
 		}
-		switch {
-		case c.Strategy == Shared:
+		if c.Strategy == Shared {
 			return c.refused(v, ReasonStalePlan, c.rerun(Reparse)), true
-		case c.Topology.Tracks:
-			return c.refused(v, ReasonStalePlan, c.rerun(Relearn)), true
-		default:
-			return c.refused(v, ReasonStalePlan, c.rerun(RunUnprepared)), true
 		}
+		// Without a name, and not by another one: behind a pooler that tracks statements any text that was parsed before the migration may be
+		// stale too, such as the one that another client has moved on to.
+		return c.refused(v, ReasonStalePlan, c.rerun(RunUnprepared)), true
 	case "08P01":
 		return c.fromBind(v)
 	case "22P03":

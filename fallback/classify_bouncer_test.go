@@ -124,7 +124,7 @@ func TestClassifyRealPgBouncerTracking(t *testing.T) {
 			c.prepare(t, "bp_plan", "select * from t where id = $1")
 			exec(t, connect(t, r.DB.URL), "alter table t alter a type float8")
 			c.expect(t, "0A000", c.bind("bp_plan", "1"), learnt(tracking, 2, int8OID),
-				verdict{fallback.ReasonStalePlan, fallback.No, fallback.Alive, fallback.Relearn, no})
+				verdict{fallback.ReasonStalePlan, fallback.No, fallback.Alive, fallback.RunUnprepared, no})
 			raise := `do $$ begin raise exception using errcode = '08P01', message = 'prepared statement did not exist'; end $$`
 			c.expect(t, "RAISE 08P01 with PgBouncer's words", c.run(raise), learnt(tracking, 1), own)
 

@@ -120,7 +120,7 @@ func TestClassify(t *testing.T) {
 		},
 		{
 			"0A000 tracked", server("0A000", "cached plan must not change result type", "RevalidateCachedQuery"), named(tracking),
-			verdict{fallback.ReasonStalePlan, fallback.No, fallback.Alive, fallback.Relearn, no},
+			verdict{fallback.ReasonStalePlan, fallback.No, fallback.Alive, fallback.RunUnprepared, no},
 		},
 		{
 			"0A000 shared", server("0A000", "cached plan must not change result type", "RevalidateCachedQuery"), with(named(raw), strategy(fallback.Shared)),

@@ -99,13 +99,14 @@ type Action uint8
 const (
 	// Return hands the error to the caller.
 	Return Action = iota
-	// RunUnprepared runs the statement once more without a name. The name is no longer known on this connection.
+	// RunUnprepared runs the statement once more without a name. The name is no longer known on this connection. After [ReasonStalePlan] the
+	// description is learnt again first, and behind a pooler that tracks statements the text has to change, by a comment for instance, before it
+	// is sent by name again: such a pooler keeps the stale plan under whatever name the same text is parsed (PgBouncer, src/prepare.c; seen on
+	// 1.24 and 1.26).
 	RunUnprepared
 	// Reparse runs it once more as Close, Parse, Bind, Describe, Execute in one group. Only for [Shared], where a miss is no surprise.
 	Reparse
-	// Relearn forgets the description, learns it again and runs the statement once more by the new one. After [ReasonStalePlan] behind a
-	// pooler that tracks statements the text has to change with it, by a comment for instance: such a pooler keeps the stale plan under
-	// whatever name the same text is parsed (PgBouncer, src/prepare.c; seen on 1.24 and 1.26).
+	// Relearn forgets the description, learns it again and runs the statement once more by the new one.
 	Relearn
 	// RunElsewhere runs it once more, the same way, on another connection.
 	RunElsewhere

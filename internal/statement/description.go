@@ -85,6 +85,9 @@ func (s *Statement) NeedsRefresh(age time.Duration) bool {
 	return now-learnt > int64(age) && s.learnt.CompareAndSwap(learnt, now)
 }
 
+// LearntBefore reports whether the description is older than a time in Unix nanoseconds; of time 0 nothing is.
+func (s *Statement) LearntBefore(t int64) bool { return t != 0 && s.learnt.Load() < t }
+
 // Matches reports whether a result with these columns is of the types that were learnt.
 func (d *Description) Matches(fields []pgconn.FieldDescription) bool {
 	if d.Utility() {
