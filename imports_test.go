@@ -23,18 +23,19 @@ const module = "github.com/bounceproof/bounceproof"
 // of the library too: they are in a user's binary. What is not here is no library package: commands, the test environment, and what only tests
 // import.
 var layers = map[string][]string{
+	"internal/answer":       {},
 	"internal/backoff":      {},
 	"internal/sqltext":      {},
 	"internal/pgxinternals": {},
 	"internal/txlocal":      {},
 	"internal/startup":      {},
 	"prepare":               {},
-	"fallback":              {},
-	"internal/statement":    {"internal/sqltext", "prepare", "fallback"},
+	"fallback":              {"internal/answer"},
+	"internal/statement":    {"internal/answer", "internal/sqltext", "internal/pgxinternals", "prepare", "fallback"},
 	"internal/selector":     {"fallback"},
 	"notify":                {"internal/backoff"},
 	"executor": {
-		"internal/sqltext", "internal/pgxinternals", "internal/txlocal", "internal/startup", "internal/statement", "internal/selector",
+		"internal/answer", "internal/sqltext", "internal/pgxinternals", "internal/txlocal", "internal/startup", "internal/statement", "internal/selector",
 		"prepare", "fallback", "notify",
 	},
 	"outbox": {"internal/backoff", "internal/txlocal", "prepare", "fallback", "notify", "executor"},

@@ -174,7 +174,7 @@ func TestCommitUnknown(t *testing.T) {
 				if end.implicit {
 					at = insertB
 				}
-				s.b.Define(at, pgscript.Statement{Params: paramsOf(at), Tag: "X", Fail: pgscript.FailTimes(pgscript.Execute, 1, e)})
+				s.b.Define(at, pgscript.Statement{Params: paramsOf(at), Fail: pgscript.FailTimes(pgscript.Execute, 1, e)})
 				s.b.Reset()
 				o := inTx(t.Context(), s.ex, end.opts, end.executed, end.queued)
 				what := fmt.Sprint(sc.name, ", ", end.name, ", ", e.Message)

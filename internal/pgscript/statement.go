@@ -20,7 +20,7 @@ type Statement struct {
 	Columns []Column
 	// Rows are the rows for these arguments, in text form or [Null]. Nil is none.
 	Rows func(args []string) [][]string
-	// Tag is the command tag.
+	// Tag is the command tag. Empty is what an undefined text of the same first word has.
 	Tag string
 	// Fail is asked at each step whether it fails; nil is never. The step Sync is the end of the transaction, where a deferred constraint
 	// fails.
@@ -87,6 +87,10 @@ func (b *Backend) statement(sql string) Statement {
 	b.mu.Lock()
 	st, ok := b.statements[sql]
 	b.mu.Unlock()
+	word := firstWord(sql)
+	if st.Tag == "" {
+		st.Tag = tagOf(word)
+	}
 	if ok {
 		return st
 	}
@@ -99,14 +103,6 @@ func (b *Backend) statement(sql string) Statement {
 			st.Params[n-1] = pgtype.TextOID
 		}
 	}
-	word := firstWord(sql)
-	st.Tag = strings.ToUpper(word)
-	switch word {
-	case "insert":
-		st.Tag = "INSERT 0 1"
-	case "update", "delete", "select":
-		st.Tag += " 1"
-	}
 	if word == "select" || strings.Contains(sql, "returning") {
 		literal := number.FindString(parameter.ReplaceAllString(sql, ""))
 		st.Columns = []Column{{Name: "n", OID: pgtype.Int4OID}}
@@ -118,6 +114,16 @@ func (b *Backend) statement(sql string) Statement {
 		}
 	}
 	return st
+}
+
+func tagOf(word string) string {
+	switch word {
+	case "insert":
+		return "INSERT 0 1"
+	case "update", "delete", "select":
+		return strings.ToUpper(word) + " 1"
+	}
+	return strings.ToUpper(word)
 }
 
 func firstWord(sql string) string {

@@ -28,6 +28,7 @@ func check(types assumed) error {
 		func() error { return checkLargeObjects(types.largeObjects) },
 		func() error { return checkBatch(types.batch) },
 		func() error { return checkFrontend(types.frontend) },
+		func() error { return checkWire(types.frontend) },
 		checkTrace,
 	} {
 		if err := step(); err != nil {

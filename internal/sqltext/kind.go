@@ -114,6 +114,26 @@ func Of(sql string) Kind {
 	return kind
 }
 
+// Verb returns the first letter of the command tag that PostgreSQL gives to a text of one statement, in upper case, where that is SELECT,
+// INSERT, UPDATE, DELETE or MERGE for sure, whatever views and rules do with it (PortalRunMulti, src/backend/tcop/pquery.c). Else it is 0. It
+// does not allocate. Safe for concurrent use.
+func Verb(sql string) byte {
+	var buf [longestWord]byte
+	switch string(word(skip(sql), &buf)) {
+	case "select", "values", "table":
+		return 'S'
+	case "insert":
+		return 'I'
+	case "update":
+		return 'U'
+	case "delete":
+		return 'D'
+	case "merge":
+		return 'M'
+	}
+	return 0
+}
+
 // OfScript returns what a text is that may hold several statements, as one of the simple protocol may: the flags of all of them. What a backslash
 // in a plain string means is a setting of the server's (standard_conforming_strings), so a text that has one is read both ways.
 func OfScript(sql string) Kind {

@@ -19,6 +19,7 @@ type Statement struct {
 	sql    string
 	salt   string
 	kind   sqltext.Kind
+	verb   byte
 	stable atomic.Bool
 	gen    atomic.Int32
 	desc   atomic.Pointer[Description]
@@ -33,6 +34,7 @@ type Description struct {
 	// sd.SQL carries the generation comment, sd.Name the hash of text and parameter types.
 	sd   pgconn.StatementDescription
 	kind sqltext.Kind
+	verb byte // of the command tag, see [sqltext.Verb]
 }
 
 // SQL returns the text that is sent, with its generation comment if the statement has moved on.
@@ -63,7 +65,7 @@ func (d *Description) answerSize() int {
 
 // newStatement returns a statement that has not been learnt.
 func newStatement(sql, salt string) *Statement {
-	return &Statement{sql: sql, salt: salt, kind: sqltext.Of(sql)}
+	return &Statement{sql: sql, salt: salt, kind: sqltext.Of(sql), verb: sqltext.Verb(sql)}
 }
 
 // ForgetsStatements reports whether the statement throws prepared statements of the session away.
@@ -134,7 +136,7 @@ func (s *Statement) text(gen int32) string {
 func (s *Statement) describe(sql string, paramOIDs []uint32, fields []pgconn.FieldDescription) *Description {
 	return &Description{
 		sd:   pgconn.StatementDescription{Name: prepare.Name(sql, paramOIDs, s.salt), SQL: sql, ParamOIDs: paramOIDs, Fields: fields},
-		kind: s.kind,
+		kind: s.kind, verb: s.verb,
 	}
 }
 
@@ -223,6 +225,9 @@ func (c *Conn) learn(ctx context.Context, texts, begin []string) ([]*pgconn.Stat
 	}()
 	if closeErr := p.Close(); err == nil {
 		err = closeErr
+	}
+	if err == nil {
+		err = c.Disorder()
 	}
 	if err == nil && len(sds) < len(texts) {
 		err = errors.New("statement: learn: the server sent too few descriptions")

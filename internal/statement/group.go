@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/answer"
 	"github.com/bounceproof/bounceproof/internal/sqltext"
 )
 
@@ -158,7 +159,12 @@ func (g *Group) Send(ctx context.Context) error {
 		}
 		g.p.SendQueryPrepared(it.name, it.eqb.ParamValues, it.eqb.ParamFormats, it.formats)
 	}
-	if err := g.p.Sync(); err != nil {
+	for i := range g.items {
+		c.wire.Expect(g.items[i].hint())
+	}
+	err := g.p.Sync()
+	c.wire.ForgetHints() // a request that was not sent has no answer
+	if err != nil {
 		g.fail(err)
 		return err
 	}
@@ -174,6 +180,14 @@ func (g *Group) sendParse(i int) {
 	g.p.SendDeallocate(it.name)
 	g.p.SendPrepare(it.name, it.e.Description.sd.SQL, it.e.Description.sd.ParamOIDs)
 	g.parses = append(g.parses, i)
+}
+
+// hint is what is known of the item's answer.
+func (it *groupItem) hint() answer.Hint {
+	if it.text == "" {
+		return answer.Hint{Verb: it.e.Description.verb}
+	}
+	return answer.Hint{Verb: sqltext.Verb(it.text)}
 }
 
 // Next returns the next item's result. The reader is valid until the next call. After a failure every call returns the first error: the
@@ -240,6 +254,8 @@ func (g *Group) Close() error {
 	}
 	if err := g.p.Close(); err != nil {
 		g.fail(err)
+	} else if err := g.c.Disorder(); err != nil {
+		g.fail(err) // what was read may have been somebody else's
 	}
 	return g.err
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/answer"
 )
 
 // maxParams is the protocol's limit: a Bind counts its parameters in an Int16 that PostgreSQL reads as unsigned
@@ -115,6 +116,11 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 			c.sendCloseParse(d)
 		}
 	}
+	hint := answer.Hint{Verb: d.verb}
+	if sd != &d.sd {
+		hint.Columns = len(sd.Fields)
+	}
+	c.wire.Expect(hint)
 	var rr *pgconn.ResultReader
 	switch {
 	case !byName:
@@ -125,6 +131,7 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 	default:
 		rr = c.pg.ExecPrepared(ctx, d.sd.Name, c.eqb.ParamValues, c.eqb.ParamFormats, formats)
 	}
+	c.wire.ForgetHints() // a request that was not sent has no answer
 	if !c.pg.IsBusy() && wrote {
 		// It never started, or the connection is lost. In the first case the prefix is still in the buffer, and nobody can take it out.
 		if _, err := rr.Close(); err != nil && pgconn.SafeToRetry(err) {

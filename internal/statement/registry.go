@@ -8,6 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/bounceproof/bounceproof/internal/answer"
+	"github.com/bounceproof/bounceproof/internal/pgxinternals"
 )
 
 // DefaultCapacity is how many names a connection keeps by default: PgBouncer's own default for max_prepared_statements.
@@ -32,6 +35,8 @@ type Conn struct {
 	closes    []string // evicted names; a Close for each rides in front of the next request
 	forgotten int64    // how often all names were forgotten
 	eqb       pgx.ExtendedQueryBuilder
+	wire      answer.Checker
+	watched   bool
 
 	// Data is the caller's own, kept with the connection.
 	Data any
@@ -56,9 +61,11 @@ func Attach(conn *pgx.Conn, capacity int) *Conn {
 	pg := conn.PgConn()
 	data := pg.CustomData()
 	if c, ok := data[customDataKey].(*Conn); ok && c.conn == conn {
+		c.watch()
 		return c
 	}
 	c := &Conn{conn: conn, pg: pg}
+	c.wire.Broken = func() { _ = pg.Conn().Close() }
 	// pgx finds tracers by type assertion too; Config() copies, so it is asked once a connection.
 	cfg := conn.Config()
 	tracer := cfg.Tracer
@@ -73,8 +80,20 @@ func Attach(conn *pgx.Conn, capacity int) *Conn {
 		c.closes = append(c.closes, name)
 	})
 	data[customDataKey] = c
+	c.watch()
 	return c
 }
+
+// watch has every answer on the connection checked, from the first moment on at which nothing is on its way.
+func (c *Conn) watch() {
+	if !c.watched && !c.pg.IsBusy() && !c.pg.IsClosed() {
+		c.watched = pgxinternals.WrapWire(c.pg.Frontend(), c.wire.Wrap)
+	}
+}
+
+// Disorder returns the first answer on this connection that was out of order, as an *[answer.Error], or nil. The connection is of no use then,
+// and what was read from it last may belong to another request.
+func (c *Conn) Disorder() error { return c.wire.Err() }
 
 // Conn returns the connection itself.
 func (c *Conn) Conn() *pgx.Conn { return c.conn }

@@ -1,0 +1,529 @@
+package answer
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"sync"
+)
+
+// Checker follows one connection. Put its streams between the socket and pgproto3, see [Checker.Wrap]. Its methods are safe for concurrent use,
+// as a COPY writes and reads at the same time.
+type Checker struct {
+	// Broken, if it is not nil, is called once, at the first answer that is out of order, on the goroutine that reads. It is to close the
+	// socket: pgconn would first wait for what else comes.
+	Broken func()
+
+	mu       sync.Mutex // guards what follows
+	sent     frames
+	received frames
+	queue    []awaited // what is to be answered, from head on
+	head     int
+	hints    []Hint // for the Executes that are about to be sent, from nextHint on
+	nextHint int
+	columns  int  // of the portal that was described last, anyColumns if it was not
+	executes bool // something since the last ReadyForQuery executes
+	copyEnd  byte // how the client has ended its COPY data: the type of CopyDone or CopyFail, 0 if it has not
+	skipping bool // after an error, up to the answer to Sync
+	off      bool // replication, which has rules of its own
+	err      *Error
+}
+
+// Hint says what is known beforehand of the answer to one Execute.
+type Hint struct {
+	// Verb is the first letter of the command tag, in upper case, for SELECT, INSERT, UPDATE, DELETE and MERGE; 0 is any.
+	Verb byte
+	// Columns is how many columns rows have where the request has no Describe; 0 is any.
+	Columns int
+}
+
+// Numbers of columns that are none.
+const (
+	anyColumns = -1 - iota // nobody has described the result
+	noColumns              // there are no rows, as NoData says
+	malformed
+)
+
+// request is what a client's message asks for.
+type request byte
+
+const (
+	parse request = iota
+	bind
+	describeStatement
+	describePortal
+	execute
+	closing
+	syncing
+	query
+	function
+)
+
+// awaited is an answer that has not come to its end.
+type awaited struct {
+	request request
+	stage   stage
+	hint    Hint
+	limited bool // an Execute that may be suspended
+}
+
+// stage is how far an answer has come.
+type stage byte
+
+const (
+	atStart     stage = iota
+	inRows            // or, of a simple query, before the first
+	inCopyIn          // the server takes data
+	inCopyOut         // the server sends data
+	afterCopy         // it has sent all
+	answeredOne       // a simple query has had a result
+	described         // parameters have come, columns are next
+)
+
+// Wrap returns streams that check what passes. r and w are those of the connection.
+func (c *Checker) Wrap(r io.Reader, w io.Writer) (io.Reader, io.Writer) {
+	return &reader{c: c, r: r}, &writer{c: c, w: w}
+}
+
+type reader struct {
+	c *Checker
+	r io.Reader
+}
+
+// Read lets through what is in order, and nothing behind what is not.
+func (r *reader) Read(p []byte) (int, error) {
+	if err := r.c.Err(); err != nil {
+		return 0, err
+	}
+	n, err := r.r.Read(p)
+	if good := r.c.answers(p[:n]); good < n {
+		if r.c.Broken != nil {
+			r.c.Broken()
+		}
+		if good == 0 {
+			return 0, r.c.Err()
+		}
+		return good, nil // the next call says why it ends here
+	}
+	return n, err
+}
+
+type writer struct {
+	c *Checker
+	w io.Writer
+}
+
+// Write notes what is asked for before it is sent: the answer may be there before Write returns. Nothing is sent on a connection that has had an
+// answer out of order.
+func (w *writer) Write(p []byte) (int, error) {
+	if err := w.c.asks(p); err != nil {
+		return 0, err
+	}
+	return w.w.Write(p)
+}
+
+// Err returns the answer that was out of order, if there was one. It is an *[Error].
+func (c *Checker) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		return nil // and not a nil *Error
+	}
+	return c.err
+}
+
+// Expect says what is known of the answer to the next Execute of which nothing is known yet. Without a hint any tag is right.
+func (c *Checker) Expect(h Hint) {
+	c.mu.Lock()
+	c.hints = append(c.hints, h)
+	c.mu.Unlock()
+}
+
+// ForgetHints takes back what was said about Executes that have not been sent.
+func (c *Checker) ForgetHints() {
+	c.mu.Lock()
+	c.hints, c.nextHint = c.hints[:0], 0
+	c.mu.Unlock()
+}
+
+// asks notes what a client sends.
+func (c *Checker) asks(p []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return c.err
+	}
+	for len(p) > 0 && !c.off {
+		n, typ := c.sent.next(p)
+		p = p[n:]
+		if typ != 0 {
+			c.ask(typ, c.sent.body())
+		}
+	}
+	return nil
+}
+
+func (c *Checker) ask(typ byte, body []byte) {
+	a := awaited{}
+	switch typ {
+	case 'P':
+		a.request = parse
+	case 'B':
+		a.request = bind
+	case 'D':
+		a.request = describeStatement
+		if len(body) > 0 && body[0] == 'P' {
+			a.request = describePortal
+		}
+	case 'E':
+		a.request = execute
+		// The portal's name, then how many rows it may have, 0 for all.
+		a.limited = len(body) < 5 || !c.sent.whole() || binary.BigEndian.Uint32(body[len(body)-4:]) != 0
+		if c.nextHint < len(c.hints) {
+			a.hint = c.hints[c.nextHint]
+			c.nextHint++
+		}
+		c.executes = true
+	case 'C':
+		a.request = closing
+	case 'S':
+		a.request = syncing
+	case 'Q':
+		a.request, c.executes, c.copyEnd = query, true, 0
+	case 'F':
+		a.request, c.executes = function, true
+	case 'c', 'f':
+		c.copyEnd = typ
+		return
+	default: // Flush, CopyData, Terminate
+		return
+	}
+	if c.skipping && c.head == len(c.queue) && a.request != syncing {
+		return // the server passes over it
+	}
+	if c.head == len(c.queue) {
+		c.queue, c.head = c.queue[:0], 0
+	}
+	c.queue = append(c.queue, a)
+}
+
+// answers follows what a server sends, and returns how much of it is in order.
+func (c *Checker) answers(p []byte) (good int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return 0
+	}
+	for at := 0; at < len(p); {
+		if c.off {
+			return len(p)
+		}
+		started := c.received.nheader == 0 // and perhaps in the rest of the message before
+		rest := min(c.received.left, len(p)-at)
+		n, typ := c.received.next(p[at:])
+		if typ != 0 {
+			if expected, got := c.answer(typ, c.received.body()); expected != "" {
+				c.err = &Error{Expected: expected, Got: got, Executes: c.executes}
+				if !started {
+					return good
+				}
+				return at + rest
+			}
+		}
+		if started {
+			good = at + rest
+		}
+		at += n
+		if typ != 0 {
+			good = at
+		}
+	}
+	return len(p)
+}
+
+// answer judges a message. It returns what was expected if that is not what came.
+func (c *Checker) answer(typ byte, body []byte) (expected, got string) {
+	switch typ {
+	case 'N', 'S', 'A': // notices, settings and notifications come at any time
+		return "", ""
+	case 'W': // CopyBothResponse
+		c.off = true
+		return "", ""
+	}
+	if c.head == len(c.queue) {
+		if typ == 'E' && (c.skipping || isFatal(body)) {
+			return "", "" // the server says goodbye
+		}
+		return "no answer", name(typ)
+	}
+	a := &c.queue[c.head]
+	if typ == 'E' {
+		if c.skipping && !isFatal(body) {
+			return name('Z'), name('E')
+		}
+		c.fail(a)
+		return "", ""
+	}
+	if c.skipping && a.request != syncing && a.request != query && a.request != function {
+		return name('Z'), name(typ)
+	}
+	return c.inOrder(a, typ, body)
+}
+
+// fail notes an error: the server passes over everything up to Sync.
+func (c *Checker) fail(a *awaited) {
+	c.skipping = true
+	if a.request == query || a.request == function {
+		return // their ReadyForQuery is next
+	}
+	for c.head < len(c.queue) && c.queue[c.head].request != syncing {
+		c.head++
+	}
+}
+
+// inOrder judges what is no error.
+func (c *Checker) inOrder(a *awaited, typ byte, body []byte) (expected, got string) {
+	switch a.request {
+	case parse:
+		return c.only(typ, '1')
+	case bind:
+		if typ == '2' {
+			c.columns = anyColumns
+		}
+		return c.only(typ, '2')
+	case closing:
+		return c.only(typ, '3')
+	case describeStatement:
+		if a.stage == atStart {
+			if typ == 't' {
+				a.stage = described
+				return "", ""
+			}
+			return name('t'), name(typ)
+		}
+		if typ == 'T' || typ == 'n' {
+			c.head++
+			return "", ""
+		}
+		return "RowDescription or NoData", name(typ)
+	case describePortal:
+		switch typ {
+		case 'T':
+			c.columns = count(body)
+		case 'n':
+			c.columns = noColumns
+		default:
+			return "RowDescription or NoData", name(typ)
+		}
+		c.head++
+		return "", ""
+	case syncing:
+		return c.ready(typ, body)
+	case function:
+		if typ == 'V' && a.stage == atStart && !c.skipping {
+			a.stage = answeredOne
+			return "", ""
+		}
+		if a.stage == atStart && !c.skipping {
+			return name('V'), name(typ)
+		}
+		return c.ready(typ, body)
+	case execute:
+		return c.executed(a, typ, body)
+	default:
+		return c.queried(a, typ, body)
+	}
+}
+
+// only is for a request with one answer.
+func (c *Checker) only(typ, want byte) (expected, got string) {
+	if typ != want {
+		return name(want), name(typ)
+	}
+	c.head++
+	return "", ""
+}
+
+// ready is the end of a request.
+func (c *Checker) ready(typ byte, body []byte) (expected, got string) {
+	if typ != 'Z' {
+		return name('Z'), name(typ)
+	}
+	if len(body) != 1 || bytes.IndexByte([]byte("ITE"), body[0]) < 0 {
+		return name('Z'), name('Z') + " of a status that there is not"
+	}
+	c.head++
+	c.skipping, c.copyEnd = false, 0
+	if c.head == len(c.queue) {
+		c.executes = false
+	}
+	return "", ""
+}
+
+// executed judges the answer to Execute.
+func (c *Checker) executed(a *awaited, typ byte, body []byte) (expected, got string) {
+	if a.stage != atStart && a.stage != inRows {
+		return c.copies(a, typ, func() { c.head++ })
+	}
+	columns := c.columns
+	if columns == anyColumns && a.hint.Columns > 0 {
+		columns = a.hint.Columns
+	}
+	switch typ {
+	case 'D':
+		switch n := count(body); {
+		case columns == noColumns:
+			return name('C'), name('D')
+		case columns != anyColumns && n != columns:
+			return name('D') + " of another number of columns", name('D')
+		default:
+			a.stage, c.columns = inRows, n // also where nobody has described it, all rows are alike
+		}
+		return "", ""
+	case 'C':
+		if !isTag(body, a.hint.Verb) {
+			return name('C') + " of another command", name('C')
+		}
+		c.head++
+		return "", ""
+	case 's':
+		if a.limited {
+			c.head++
+			return "", ""
+		}
+	case 'I':
+		if a.stage == atStart {
+			c.head++
+			return "", ""
+		}
+	case 'G', 'H':
+		if a.stage == atStart {
+			a.stage = copyStage(typ)
+			return "", ""
+		}
+	}
+	return "DataRow or CommandComplete", name(typ)
+}
+
+// queried judges the answer to a simple query, which may be of several statements.
+func (c *Checker) queried(a *awaited, typ byte, body []byte) (expected, got string) {
+	if c.skipping {
+		return c.ready(typ, body)
+	}
+	switch a.stage {
+	case atStart, answeredOne:
+		switch typ {
+		case 'T':
+			a.stage, c.columns = inRows, count(body)
+			return "", ""
+		case 'C', 'I':
+			a.stage = answeredOne
+			return "", ""
+		case 'G', 'H':
+			a.stage = copyStage(typ)
+			return "", ""
+		case 'Z':
+			if a.stage == answeredOne {
+				return c.ready(typ, body)
+			}
+		}
+		return "RowDescription or CommandComplete", name(typ)
+	case inRows:
+		switch {
+		case typ == 'D' && count(body) == c.columns:
+			return "", ""
+		case typ == 'D':
+			return name('D') + " of another number of columns", name(typ)
+		case typ == 'C':
+			a.stage = answeredOne
+			return "", ""
+		}
+		return "DataRow or CommandComplete", name(typ)
+	default:
+		return c.copies(a, typ, func() { a.stage = answeredOne })
+	}
+}
+
+// copies judges the answer to COPY, of which done is the end.
+func (c *Checker) copies(a *awaited, typ byte, done func()) (expected, got string) {
+	switch {
+	case a.stage == inCopyIn && typ == 'C' && c.copyEnd == 'c', a.stage == afterCopy && typ == 'C':
+		c.copyEnd = 0
+		done()
+		return "", ""
+	case a.stage == inCopyOut && typ == 'd':
+		return "", ""
+	case a.stage == inCopyOut && typ == 'c':
+		a.stage = afterCopy
+		return "", ""
+	case a.stage == inCopyOut:
+		return "CopyData or CopyDone", name(typ)
+	case a.stage == inCopyIn && c.copyEnd == 0:
+		return "no answer before the end of the data", name(typ)
+	case a.stage == inCopyIn && c.copyEnd == 'f':
+		return name('E'), name(typ)
+	}
+	return name('C'), name(typ)
+}
+
+func copyStage(typ byte) stage {
+	if typ == 'G' {
+		return inCopyIn
+	}
+	return inCopyOut
+}
+
+// count is the number of columns at the start of a RowDescription or a DataRow.
+func count(body []byte) int {
+	if len(body) < 2 {
+		return malformed
+	}
+	return int(binary.BigEndian.Uint16(body))
+}
+
+// isFatal reports whether an error is the connection's last: SFATAL, or VFATAL where the first is translated.
+func isFatal(body []byte) bool {
+	for len(body) > 1 {
+		field, rest, _ := bytes.Cut(body, []byte{0})
+		if len(field) > 1 && (field[0] == 'S' || field[0] == 'V') && (string(field[1:]) == "FATAL" || string(field[1:]) == "PANIC") {
+			return true
+		}
+		body = rest
+	}
+	return false
+}
+
+// isTag reports whether a command tag can be that of a command.
+func isTag(tag []byte, verb byte) bool {
+	if verb == 0 {
+		return true
+	}
+	word, _, _ := bytes.Cut(bytes.TrimRight(tag, "\x00"), []byte{' '})
+	switch verb {
+	case 'S':
+		return string(word) == "SELECT"
+	case 'I':
+		return string(word) == "INSERT"
+	case 'U':
+		return string(word) == "UPDATE"
+	case 'D':
+		return string(word) == "DELETE"
+	case 'M':
+		return string(word) == "MERGE"
+	}
+	return true
+}
+
+var names = map[byte]string{
+	'1': "ParseComplete", '2': "BindComplete", '3': "CloseComplete", 'c': "CopyDone", 'C': "CommandComplete", 'd': "CopyData", 'D': "DataRow",
+	'E': "ErrorResponse", 'G': "CopyInResponse", 'H': "CopyOutResponse", 'I': "EmptyQueryResponse", 'K': "BackendKeyData", 'n': "NoData",
+	'R': "Authentication", 's': "PortalSuspended", 't': "ParameterDescription", 'T': "RowDescription", 'v': "NegotiateProtocolVersion",
+	'V': "FunctionCallResponse", 'Z': "ReadyForQuery",
+}
+
+func name(typ byte) string {
+	if n, ok := names[typ]; ok {
+		return n
+	}
+	return "a message of no known type"
+}

@@ -1,0 +1,10 @@
+// Package answer checks that what a server answers is what the protocol allows for what was sent.
+//
+// pgconn looks for the messages it is interested in and passes over the others, so an answer that belongs to another request, left behind by
+// another client of a pooler, is taken for the one that was asked for. A [Checker] stands between pgconn and the socket, reads the headers of
+// the messages both ways, and lets through nothing that is out of order: the reader gets an [Error] in its place, and pgconn closes the
+// connection as it does after any broken read. It costs no round trip and no allocation.
+//
+// What it cannot see is an answer of exactly the shape that was asked for: as many columns, the same kind of command. That one shows with the
+// next request at the latest, because then there is an answer too many.
+package answer
