@@ -34,7 +34,7 @@ func (is items) decide(ctx context.Context, ex *Executor, c *statement.Conn) *se
 func (is items) learn(ctx context.Context, ex *Executor, c *statement.Conn, begin *[]string) (sent bool, failed *attempt, err error) {
 	var missing []*statement.Statement
 	var whose []*attempt
-	seen := map[*statement.Statement]bool{}
+	var seen map[*statement.Statement]bool
 	idle := c.PgConn().TxStatus() == 'I'
 	for i := range is {
 		a := &is[i].a
@@ -48,6 +48,9 @@ func (is items) learn(ctx context.Context, ex *Executor, c *statement.Conn, begi
 			continue
 		}
 		a.fresh, a.stage = true, stageLearn
+		if seen == nil {
+			seen = make(map[*statement.Statement]bool)
+		}
 		seen[a.st] = true
 		missing, whose = append(missing, a.st), append(whose, a)
 	}

@@ -2,6 +2,7 @@ package executor_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -63,35 +64,33 @@ func TestALongBatchOfNewTextsBehindATrackingPooler(t *testing.T) {
 func TestCloseAmongOtherAnswersBreaksPgBouncer(t *testing.T) {
 	t.Parallel()
 	for _, p := range trackingVersions() {
-		r := p.Start(t)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		c, err := pgconn.Connect(ctx, r.URL)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close(context.WithoutCancel(ctx))
 		const n = 3000
-		pipe := c.StartPipeline(ctx)
-		for i := range n {
-			name := fmt.Sprint("s", i)
-			pipe.SendDeallocate(name)
-			pipe.SendPrepare(name, sum(i), nil)
-			pipe.SendQueryPrepared(name, [][]byte{[]byte("1")}, nil, nil)
-		}
-		err = pipe.Sync()
-		for err == nil {
-			var res any
-			if res, err = pipe.GetResults(); res == nil {
-				break
-			}
-			if rr, ok := res.(*pgconn.ResultReader); ok && err == nil {
-				_, err = rr.Close()
-			}
-		}
-		_ = pipe.Close()
-		if err == nil {
+		if err := closeAmongAnswers(t, p.Start(t).URL, n); err == nil {
 			t.Errorf("%v answers %d times Close, Parse and Execute in a row as it should: is what avoids that still needed?", p, n)
 		}
 	}
+}
+
+func closeAmongAnswers(t *testing.T, url string, n int) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	pipe := connect(t, url).PgConn().StartPipeline(ctx)
+	for i := range n {
+		name := fmt.Sprint("s", i)
+		pipe.SendDeallocate(name)
+		pipe.SendPrepare(name, sum(i), nil)
+		pipe.SendQueryPrepared(name, [][]byte{[]byte("1")}, nil, nil)
+	}
+	err := pipe.Sync()
+	for err == nil {
+		var res any
+		if res, err = pipe.GetResults(); res == nil {
+			break
+		}
+		if rr, ok := res.(*pgconn.ResultReader); ok && err == nil {
+			_, err = rr.Close()
+		}
+	}
+	return errors.Join(err, pipe.Close())
 }

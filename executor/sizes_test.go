@@ -27,7 +27,6 @@ type sized struct {
 	arg, result   int  // bytes of each item's argument and row
 	runs          bool // items of the same text stand together, else they take turns
 	read          string
-	capacity      int // of the executor; 0 is the default
 	newConnection bool
 }
 
