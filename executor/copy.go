@@ -90,7 +90,7 @@ func (ex *Executor) copyFrom(
 		t.sent(err)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("statement description failed: %w", err)
+		return 0, poolerBusy(fmt.Errorf("statement description failed: %w", err))
 	}
 	if t != nil {
 		if err := t.flush(ctx); err != nil {
@@ -116,7 +116,7 @@ func (ex *Executor) copyFrom(
 			err = fmt.Errorf("%w: %w", ctxErr, err) // pgx's writer met the closed socket before anyone said why it was closed
 		}
 	}
-	return tag.RowsAffected(), err
+	return tag.RowsAffected(), poolerBusy(err)
 }
 
 // copyReader writes the rows of a source in PostgreSQL's binary COPY format (src/backend/commands/copyto.c), as they are read.

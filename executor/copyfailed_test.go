@@ -120,18 +120,14 @@ func oneServer(o *pgbouncer.Options) {
 	o.Settings = map[string]string{"query_wait_timeout": "3"}
 }
 
-// rawOrTracked are the transaction poolers of every version.
-func rawOrTracked() []place.Place {
-	var out []place.Place
-	for _, mode := range []place.Mode{place.TransactionRaw, place.TransactionTracked} {
-		out = append(out, place.Suites(mode)...)
-	}
-	return out
+// everyVersion is a transaction pooler of each version, the newest in both ways.
+func everyVersion() []place.Place {
+	return append(place.Suites(place.TransactionRaw), place.New(place.TransactionTracked, "1.26", "18"))
 }
 
 func TestAFailedCopyGivesTheServerBack(t *testing.T) {
 	t.Parallel()
-	for _, p := range rawOrTracked() {
+	for _, p := range everyVersion() {
 		r := p.Start(t, oneServer)
 		admin := connect(t, r.DB.URL)
 		mustExec(t, admin, "create table copied (id int primary key, v text)")

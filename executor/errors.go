@@ -32,6 +32,38 @@ var (
 		"(set pool_mode = transaction, or run the statements one by one)")
 )
 
+// PoolerBusyError reports that a pooler had no server connection for a request or a new connection: its queue was full for longer than
+// query_wait_timeout, it takes no more clients, cannot reach its server, or is shutting down (PgBouncer's janitor.c, objects.c and client.c; all
+// are 08P01 there, so the text decides). Nothing of the request was executed, and in a transaction nothing of the transaction; it is safe to
+// try again, after a pause.
+//
+// The *pgconn.PgError is reachable with errors.As.
+type PoolerBusyError struct {
+	// Advice says what the pooler lacked, and what to do about it.
+	Advice string
+	// Err is the pooler's error.
+	Err error
+}
+
+// Error says what happened and what to do.
+func (e *PoolerBusyError) Error() string {
+	return fmt.Sprintf("executor: %s; nothing was executed, it is safe to try again: %v", e.Advice, e.Err)
+}
+
+// Unwrap returns Err.
+func (e *PoolerBusyError) Unwrap() error { return e.Err }
+
+// poolerBusy gives the error of a busy pooler the form that its caller can act on, and returns any other as it is. What such an error says of the
+// request does not depend on where it stood.
+func poolerBusy(err error) error {
+	v := fallback.Classify(err, fallback.Context{})
+	var typed *PoolerBusyError
+	if v.Reason != fallback.ReasonPoolerBusy || errors.As(err, &typed) {
+		return err
+	}
+	return &PoolerBusyError{Advice: v.Advice(), Err: err}
+}
+
 // PreparedStatementError reports a statement that did not execute, and that the executor could not run again unseen: a pooler, or another client,
 // lost or replaced a prepared statement, or a migration overtook a plan or a description. That is so inside a transaction, in a batch of which
 // results have been handed out (nothing of the batch stands), and, for what was lost, under On.

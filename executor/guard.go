@@ -28,7 +28,7 @@ import (
 //
 // Notifications that a pooler delivers to a connection which did not ask for them are dropped, where pgx would keep them without bound.
 //
-// Guard retries nothing. It does not cover Conn.Prepare, sql.DB.Prepare, explicit QueryExecMode arguments, or LISTEN through a pooler. Of cfg
+// Guard retries nothing. The Hint of a busy pooler's *pgconn.PgError says what the pooler lacked, and that nothing was executed. It does not cover Conn.Prepare, sql.DB.Prepare, explicit QueryExecMode arguments, or LISTEN through a pooler. Of cfg
 // it uses PreparedStatements, ReprobeAfter, ProbeTimeout, Logger and Trace. It panics on a nil pool configuration; the error names a field
 // of cfg.
 func Guard(pool *pgxpool.Config, cfg Config) error {
@@ -212,6 +212,9 @@ func connMode(conn *pgx.Conn) pgx.QueryExecMode {
 func (g *guard) keeps(err *pgconn.PgError) bool {
 	if err.Routine != "" {
 		return true // PostgreSQL's own
+	}
+	if v := fallback.Classify(err, fallback.Context{}); v.Advice() != "" && err.Hint == "" {
+		err.Hint = v.Advice() + "; nothing was executed, it is safe to try again" // pgx makes the error that the caller gets
 	}
 	st := g.state.Load()
 	if st.top.Mode == fallback.ModeDirect {

@@ -59,6 +59,7 @@ func (ex *Executor) decideRetry(ctx context.Context, s *session, a *attempt, pha
 	before := a.verdict
 	a.verdict = fallback.Classify(err, ex.classifyContext(ctx, s, a, phase))
 	v := a.verdict
+	err = poolerBusy(err)
 	if a.stage == stageLearn && v.Executed == fallback.Maybe && v.Reason != fallback.ReasonUnknown {
 		v.Executed = fallback.No // a Parse executes nothing
 	}

@@ -110,6 +110,9 @@ func (r *rows) Close() {
 	if r.onClose != nil {
 		r.onClose(r)
 	}
+	if r.err != nil {
+		r.err = poolerBusy(r.err)
+	}
 	if r.tracer != nil {
 		r.tracer.TraceQueryEnd(r.ctx, r.conn, pgx.TraceQueryEndData{CommandTag: r.tag, Err: r.err})
 	}

@@ -35,7 +35,7 @@ func (ex *Executor) acquire(ctx context.Context) (session, error) {
 	}
 	pooled, err := ex.pool.Acquire(ctx)
 	if err != nil {
-		return session{}, hookError(closedPool(err))
+		return session{}, hookError(poolerBusy(closedPool(err)))
 	}
 	return session{pooled: pooled, c: statement.Attach(pooled.Conn(), ex.cfg.StatementCapacity)}, nil
 }

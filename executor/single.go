@@ -74,8 +74,9 @@ func (x *single) exec(ctx context.Context) (pgconn.CommandTag, error) {
 		tag, err := x.s.c.Conn().Exec(ctx, x.q.sql, x.q.pgxArgs()...)
 		if err == nil {
 			x.route.succeeded(ctx, nil)
+			return tag, nil
 		}
-		return tag, err
+		return tag, poolerBusy(err)
 	}
 	tracer := x.s.c.QueryTracer()
 	if tracer == nil {
@@ -95,7 +96,8 @@ func (x *single) execUntraced(ctx context.Context) (pgconn.CommandTag, error) {
 		if err := x.route.pass(ctx, x.q.sql); err != nil {
 			return pgconn.CommandTag{}, err
 		}
-		return simpleExec(ctx, x.s.c.PgConn(), x.q.sql)
+		tag, err := simpleExec(ctx, x.s.c.PgConn(), x.q.sql)
+		return tag, poolerBusy(err)
 	}
 	err := x.ex.run(ctx, x.s, x)
 	return x.tag, err

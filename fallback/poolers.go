@@ -49,15 +49,61 @@ var poolerTexts = []struct {
 	{"client_idle_timeout", ReasonNotSent}, // janitor.c: only clients without a server connection
 }
 
+// What there is to say to people about a busy pooler, by the beginning of its text.
+var busyTexts = []struct {
+	prefix, advice string
+}{
+	{"query_wait_timeout", waitedInVain},
+	{"query_timeout", waitedInVain},
+	{"could not get connection from the pool", waitedInVain},
+	{"server login has been failing", serverUnreachable},
+	{"pgbouncer cannot connect to server", serverUnreachable},
+	{"no more connections allowed", tooManyClients},
+	{"client connections exceeded", tooManyClients},
+	{"Max client connections reached", tooManyClients},
+	{"max clients reached", tooManyClients},
+	{"server shutting down", shuttingDown},
+	{"pooler is shutting down", shuttingDown},
+}
+
+const (
+	waitedInVain = "the request waited in the pooler's queue and got no server connection " +
+		"(hold transactions for less long, or raise the pooler's pool size or its query_wait_timeout)"
+	serverUnreachable = "the pooler answers and its server does not"
+	tooManyClients    = "the pooler takes no more clients (lower the pool's MaxConns, or raise the pooler's max_client_conn)"
+	shuttingDown      = "the pooler is shutting down"
+	busyAdvice        = "the pooler had no server connection to give"
+)
+
+// Advice says for people what kept a pooler from serving a request, and what to do about it; "" for every verdict but those with
+// [ReasonPoolerBusy].
+func (v Verdict) Advice() string {
+	if v.Reason != ReasonPoolerBusy || v.PgError == nil {
+		return ""
+	}
+	message := withoutTag(v.PgError.Message)
+	for _, t := range busyTexts {
+		if strings.HasPrefix(message, t.prefix) {
+			return t.advice
+		}
+	}
+	return busyAdvice
+}
+
+// withoutTag leaves out what Supavisor from 2 on puts in front of a text: "(EMAXCONNSESSION) max clients reached …".
+func withoutTag(message string) string {
+	if strings.HasPrefix(message, "(") {
+		if _, rest, ok := strings.Cut(message, ") "); ok {
+			return rest
+		}
+	}
+	return message
+}
+
 // fromPooler judges an error that a pooler made.
 func (c *Context) fromPooler(v Verdict) Verdict {
 	e := v.PgError
-	message := e.Message
-	if strings.HasPrefix(message, "(") { // Supavisor ≥ 2: "(EMAXCONNSESSION) max clients reached …"
-		if _, rest, ok := strings.Cut(message, ") "); ok {
-			message = rest
-		}
-	}
+	message := withoutTag(e.Message)
 	v.Reason = ReasonUnknown
 	for _, t := range poolerTexts {
 		if strings.HasPrefix(message, t.prefix) {

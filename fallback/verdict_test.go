@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -130,3 +131,27 @@ type safe struct{ error }
 func (safe) SafeToRetry() bool { return true }
 
 func (s safe) Unwrap() error { return s.error }
+
+func TestAdviceIsForABusyPoolerOnly(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, text := range []string{
+		"query_wait_timeout", "query_timeout", "server login has been failing, try again later (server_login_retry)",
+		"pgbouncer cannot connect to server", "no more connections allowed (max_client_conn)", "client connections exceeded",
+		"(EMAXCONN) max clients reached", "server shutting down", "client_login_timeout (server down)",
+	} {
+		v := fallback.Classify(bouncer(text), named(raw))
+		if v.Reason != fallback.ReasonPoolerBusy || v.Executed != fallback.No || v.Advice() == "" {
+			t.Errorf("%s: %v, advice %q", text, v, v.Advice())
+		}
+		seen[v.Advice()] = true
+	}
+	if len(seen) != 5 {
+		t.Errorf("%d advices, want one for each cause: %v", len(seen), seen)
+	}
+	for _, text := range []string{"query timeout", "prepared statement did not exist", "no such user"} {
+		if v := fallback.Classify(bouncer(text), named(raw)); v.Advice() != "" {
+			t.Errorf("%s: advice %q", text, v.Advice())
+		}
+	}
+}
