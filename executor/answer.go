@@ -22,32 +22,35 @@ func conclude(rr *pgconn.ResultReader, g *statement.Group) (pgconn.CommandTag, e
 }
 
 // readOpening reads the results of what rode in front, and then the statement's.
-func readOpening(g *statement.Group, texts int, ask bool) (rr *pgconn.ResultReader, backend uint32, err error) {
+func readOpening(g *statement.Group, texts int, ask bool) (rr *pgconn.ResultReader, on server, err error) {
 	for range texts {
 		if rr, err = g.Next(); err == nil {
 			_, err = rr.Close()
 		}
 		if err != nil {
-			return nil, 0, err
+			return nil, on, err
 		}
 	}
 	if ask {
 		if rr, err = g.Next(); err != nil {
-			return nil, 0, err
+			return nil, on, err
 		}
 		if rr.NextRow() {
 			pid, err := strconv.ParseUint(string(rr.Values()[0]), 10, 32)
 			if err != nil {
-				return nil, 0, fmt.Errorf("executor: %s: %w", backendText, err)
+				return nil, on, fmt.Errorf("executor: %s: %w", backendText, err)
 			}
-			backend = uint32(pid)
+			on.pid = uint32(pid)
+			if values := rr.Values(); len(values) > 1 {
+				on.mark = string(values[1])
+			}
 		}
 		if _, err := rr.Close(); err != nil {
-			return nil, 0, err
+			return nil, on, err
 		}
 	}
 	rr, err = g.Next()
-	return rr, backend, err
+	return rr, on, err
 }
 
 // readable returns an error when rows came with a type that is unknown to pgx, in a binary form that was asked for because the column was of

@@ -138,34 +138,43 @@ func (ex *Executor) verifyDirect(ctx context.Context, c *statement.Conn, a *atte
 	})
 }
 
-// sendGroup sends texts, the question for the server connection if ask is set, and the statement in one flush, and reads up to the statement's
-// row description. It returns the server connection's process id if it asked, also where the
-// statement then failed; 0 is none. After an error the group is closed.
+// sendGroup sends texts, the question for the server connection, and the statement in one flush, and reads up to the statement's row description. It
+// returns the server connection if it asked, also where the statement then failed. After an error the group is closed.
 func (ex *Executor) sendGroup(
-	ctx context.Context, c *statement.Conn, texts []string, ask bool, a *attempt, e statement.Execution,
-) (*pgconn.ResultReader, *statement.Group, uint32, error) {
+	ctx context.Context, c *statement.Conn, texts []string, ask question, a *attempt, e statement.Execution,
+) (*pgconn.ResultReader, *statement.Group, server, error) {
 	g := c.NewGroup()
 	for _, text := range texts {
 		g.AddText(text)
 	}
-	if ask {
+	switch ask {
+	case askNothing:
+	case askPID:
 		g.AddText(backendText)
+	case askMark, makeMark:
+		mark := statement.Execution{Description: ex.shared.mark(ask), Strategy: fallback.Shared, Parse: ask == makeMark}
+		if err := g.Add(mark); err != nil {
+			return nil, nil, server{}, err
+		}
 	}
 	if err := a.add(g, e); err != nil {
-		return nil, nil, 0, err
+		return nil, nil, server{}, err
 	}
 	a.stage = stageSent
 	if err := g.Send(ctx); err != nil {
 		_ = g.Close()
-		return nil, nil, 0, err
+		return nil, nil, server{}, err
 	}
-	rr, backend, err := readOpening(g, len(texts), ask)
+	if ask == makeMark {
+		c.Parses-- // it is no statement of the caller's
+	}
+	rr, on, err := readOpening(g, len(texts), ask != askNothing)
 	if err != nil {
 		_ = g.Close()
-		return nil, nil, backend, err
+		return nil, nil, on, err
 	}
-	if ask && !a.decision.Pooled && !c.Direct {
-		ex.verifyDirect(ctx, c, a, backend)
+	if ask == askPID && !a.decision.Pooled && !c.Direct {
+		ex.verifyDirect(ctx, c, a, on.pid)
 	}
-	return rr, g, backend, nil
+	return rr, g, on, nil
 }

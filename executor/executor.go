@@ -62,7 +62,7 @@ func newExecutor(cfg Config) (*Executor, error) {
 		return nil, err
 	}
 	ex := &Executor{cfg: cfg}
-	ex.shared = newSharedNames(cfg.StatementCapacity)
+	ex.shared = newSharedNames(cfg.StatementCapacity, cfg.StatementSalt)
 	ex.selector = ex.newSelector()
 	ex.sender, err = notify.NewSender(ex, cfg.Sender)
 	if err != nil {

@@ -21,3 +21,6 @@ func ReadOptions(args []any) Options {
 	q := readCall("", args)
 	return Options{Args: q.args, Marked: q.marked, Mode: q.mode, Rewriter: q.rewriter, Formats: q.formats, PgxArgs: q.pgxArgs()}
 }
+
+// IgnoreMarks makes an executor believe what it once saw on a server connection, whatever has become of it.
+func (ex *Executor) IgnoreMarks() { ex.shared.ignoreMarks = true }

@@ -9,6 +9,9 @@ import (
 
 // invalidate takes back what an error proved wrong: about the name on this connection, or about the text for everybody.
 func (ex *Executor) invalidate(ctx context.Context, c *statement.Conn, a *attempt, v fallback.Verdict) {
+	if a.strategy == fallback.Shared && a.parse && a.stage == stageSent {
+		ex.shared.doubt(a.d.Name()) // its Close has been obeyed, and its Parse perhaps not
+	}
 	switch v.Reason { //nolint:exhaustive // the others prove nothing about a statement
 	case fallback.ReasonPreparedLost, fallback.ReasonPoolerPrepared:
 		c.Forget(a.d.Name())

@@ -41,9 +41,11 @@ type tx struct {
 	opts pgx.TxOptions
 
 	preamble  preamble
-	second    int64  // when the second run of InTx began, in Unix nanoseconds, which no lost name and no older description is to end again; else 0
-	backend   uint32 // the server connection, where Shared has asked; else 0
-	forgotten int64  // how often the connection had forgotten its names when backend's were last looked at
+	second    int64               // when the second run of InTx began, in Unix nanoseconds, which no lost name and no older description is to end again; else 0
+	on        server              // the server connection, where Shared has asked
+	unmarked  bool                // a server connection was met that had no mark
+	here      map[string]struct{} // names that are there, where there is no mark to keep them under
+	forgotten int64               // how often the connection had forgotten its names when the server connection's were last looked at
 
 	queue      []call
 	onCommit   []func()

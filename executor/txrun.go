@@ -44,19 +44,22 @@ func (t *tx) send(ctx context.Context, q *call, a *attempt) (*pgconn.ResultReade
 	if err := t.prepareAttempt(ctx, q, a, nil, true); err != nil {
 		return nil, nil, err
 	}
-	ask := t.ex.unverified(c, a) || a.strategy == fallback.Shared && t.backend == 0
+	if a.strategy == fallback.Shared {
+		t.closeOwed(ctx)
+	}
+	ask := t.question(a)
 	a.stage = stageEncode
 	e := t.ex.execution(c, q, a)
-	if len(t.preamble.unsent) == 0 && !ask {
+	if len(t.preamble.unsent) == 0 && ask == askNothing {
 		rr, err := c.Run(ctx, &e)
 		if err == nil {
 			a.stage = stageSent
 		}
 		return rr, nil, err
 	}
-	rr, g, backend, err := t.ex.sendGroup(ctx, c, t.preamble.unsent, ask, a, e)
-	if ask {
-		t.backend = backend // also where the statement was missing: retry then knows on which server
+	rr, g, on, err := t.ex.sendGroup(ctx, c, t.preamble.unsent, ask, a, e)
+	if ask != askNothing {
+		t.on = on // also where the statement was missing: retry then knows on which server
 	}
 	if err != nil {
 		if a.stage == stageSent {
@@ -95,16 +98,6 @@ func (t *tx) sent(err error) {
 	}
 }
 
-// knows reports whether this transaction's server connection is known to have a shared name. While the server connection is not known itself,
-// a name is taken for known if the executor has used it anywhere and nothing else of the transaction has run: then a miss is redone.
-func (t *tx) knows(name string) bool {
-	if t.backend == 0 {
-		return t.preamble.unused && t.ex.shared.seen(name)
-	}
-	t.noteForgotten()
-	return t.ex.shared.has(t.backend, name)
-}
-
 // succeeded implements [route]: it counts an execution and remembers on which server connection its name is.
 func (t *tx) succeeded(ctx context.Context, a *attempt) {
 	t.lostErr = nil // a loss before it was undone with a savepoint
@@ -114,7 +107,7 @@ func (t *tx) succeeded(ctx context.Context, a *attempt) {
 	t.preamble.use()
 	t.ex.succeeded(ctx, a)
 	if a.strategy == fallback.Shared {
-		t.ex.shared.add(t.backend, a.d.Name())
+		t.learntName(a.d.Name())
 	}
 }
 
@@ -146,6 +139,9 @@ func (t *tx) retry(ctx context.Context, a *attempt, err error) (again bool, _ er
 	if t.s.c.PgConn().IsBusy() {
 		return false, err // rows or a batch are still open: nothing was sent, and what is open must not be rolled back
 	}
+	if t.redoUnmarked(ctx, a, err) {
+		return true, err
+	}
 	sent := a.stage != stageEncode
 	untouched := !sent || (pgconn.SafeToRetry(err) && !t.s.c.PgConn().IsClosed())
 	again, err = t.ex.decideRetry(ctx, &t.s, a, t.phase(), err)
@@ -158,24 +154,9 @@ func (t *tx) retry(ctx context.Context, a *attempt, err error) (again bool, _ er
 	}
 	if sent {
 		t.preamble.restart(t.s.c.PgConn().TxStatus() != 'I')
-		t.backend = 0
+		t.on = server{}
 	}
 	return true, err
-}
-
-// forgetBackend drops what is believed of the transaction's server connection, after a name was missing there: whoever took one took all.
-func (t *tx) forgetBackend(a *attempt) {
-	if a.verdict.Reason == fallback.ReasonPreparedLost {
-		t.ex.shared.forget(t.backend)
-	}
-}
-
-// noteForgotten drops what is believed of the transaction's server connection, after the transaction itself has thrown statements away there.
-func (t *tx) noteForgotten() {
-	if n := t.s.c.Forgotten(); n != t.forgotten {
-		t.forgotten = n
-		t.ex.shared.forget(t.backend)
-	}
 }
 
 // fail gives an error that ends the transaction the form its caller can act on.

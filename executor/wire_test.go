@@ -34,6 +34,9 @@ func wireUnnamed(sql string) []string {
 	return []string{`Parse "" ` + sql, `Bind ""`, "Describe portal", "Execute"}
 }
 
+// markName is the name of the statement by which shared knows a server connection again.
+var markName = prepare.Name("bounceproof: mark of a server connection", nil, "")
+
 // TestWire is what every way to run a statement costs, message by message. Each line break in want is a Sync.
 func TestWire(t *testing.T) {
 	t.Parallel()
@@ -81,10 +84,10 @@ func TestWire(t *testing.T) {
 			firstGroup, laterGroup = wireUnnamed(insertA), wireUnnamed(insertA)
 			laterRows = wireUnnamed(sel)
 		}
-		// Shared asks once a transaction where it is.
+		// Shared asks once a transaction where it is, by the mark that is kept there.
 		asked := begin
 		if shared {
-			asked = slices.Concat(begin, pid)
+			asked = slices.Concat(begin, wireNamed(markName))
 		}
 		// On a direct connection the first named statement asks whether it is one.
 		askedFirst := asked
@@ -153,6 +156,11 @@ func TestWire(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			if shared { // the first transaction makes the mark
+				if err := s.ex.InTx(t.Context(), pgx.TxOptions{}, execIn); err != nil {
+					t.Fatal(err)
+				}
+			}
 			if test.new {
 				s.pool.Reset()
 				if err := s.pool.Ping(t.Context()); err != nil {
@@ -184,6 +192,9 @@ func TestWire(t *testing.T) {
 		}
 		if direct {
 			first = slices.Concat(pid, wireGroupParse(selName))
+		}
+		if shared { // whoever parses a name notes where
+			first, firstIns = slices.Concat(pid, wireGroupParse(selName)), slices.Concat(pid, wireGroupParse(insName))
 		}
 		if diff := cmp.Diff(slices.Concat(learn, first, sync, learnIns, firstIns, sync), pgscript.Strings(s.b.Sent())); diff != "" {
 			t.Errorf("%s, the very first use (-want +got):\n%s", sc.name, diff)

@@ -19,6 +19,13 @@ func (c *client) result(p *parsed, args []string) ([]Column, [][]string) {
 			return columns, nil
 		}
 		return columns, [][]string{{c.backendPID(), c.serverName(args)}}
+	case strings.Contains(p.sql, "pg_backend_pid(), '"): // with a literal of the client's own
+		columns := []Column{pidColumn, {Name: "?column?", OID: pgtype.TextOID}}
+		if args == nil {
+			return columns, nil
+		}
+		_, literal, _ := strings.Cut(p.sql, "'")
+		return columns, [][]string{{c.backendPID(), strings.TrimSuffix(literal, "'")}}
 	case strings.Contains(p.sql, "pg_backend_pid()"):
 		if args == nil {
 			return []Column{pidColumn}, nil
