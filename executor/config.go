@@ -20,8 +20,10 @@ type Config struct {
 	// use; negative means that only statements marked with prepare.Stable are.
 	PrepareThreshold int
 
-	// StatementCapacity is how many names one connection keeps before the least recently used is closed. Under Shared it bounds the names
-	// of the whole executor. Defaults to 200, PgBouncer's own default for max_prepared_statements; negative is an error.
+	// StatementCapacity is how many names one connection keeps before the least recently used is closed. Under Shared it counts for the
+	// whole executor, and what falls out is closed on the server connections that come along, some 32 names at a time: each keeps about as
+	// many names of this executor's, and a few tens more. In statement mode, which has no transaction to do that in, they stay until the
+	// pooler ends the server connection. Defaults to 200, PgBouncer's own default for max_prepared_statements; negative is an error.
 	StatementCapacity int
 
 	// StatementSalt goes into every statement's name. Executors with different salts never use each other's statements.

@@ -35,6 +35,9 @@ func (ex *Executor) decide(ctx context.Context, c *statement.Conn, stable bool) 
 	}
 	if c.PgConn().TxStatus() == 'I' {
 		ex.probeIfDue(ctx, c)
+		if ex.shared.owes() && ex.selector.Decision().Strategy == fallback.Shared {
+			ex.closeEvicted(ctx, c)
+		}
 	} else if !ex.probeAtBegin.Load() {
 		ex.probeAtBegin.Store(true)
 	}

@@ -1,10 +1,13 @@
 package executor
 
 import (
-	"crypto/rand"
+	cryptorand "crypto/rand"
 	"encoding/hex"
 	"errors"
+	"math/rand/v2"
+	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -28,33 +31,39 @@ type server struct {
 type sharedNames struct {
 	markName    string
 	capacity    int
-	ignoreMarks bool // in the test that shows what they are for
+	ignoreMarks bool         // in the test that shows what they are for
+	evictions   atomic.Int64 // names that fell out of names since somebody last closed such, less a number at random
 
 	mu       sync.Mutex                       // guards the fields below
 	marked   bool                             // a mark was seen, or made
-	names    *simplelru.LRU[string, struct{}] // used anywhere
+	names    *simplelru.LRU[string, struct{}] // used anywhere; at most capacity
+	evicted  []string                         // the last that fell out of names, oldest first
+	dropped  int64                            // how many that fell out before them are not kept any more
 	backends *simplelru.LRU[uint32, *backend] // by process id
-	owing    int                              // server connections that are owed closeBatch names or more
 }
 
-// backend is what is known of one server connection. A name that is known under another mark than the present one is believed to be gone, and
-// counted all the same.
+// backend is what is known of one server connection.
 type backend struct {
-	names *simplelru.LRU[string, string] // by name, under which mark it was seen; at most capacity
-	owed  []string                       // names that fell out of them, still on the server
+	names  *simplelru.LRU[string, string] // by name, under which mark it was seen; a name under another one than the present is believed to be gone
+	closed int64                          // of all names that ever were evicted, how many have been closed here
 }
 
-// closeBatch is how many names a server connection has too many when it is worth a round trip to close them.
-const closeBatch = 32
+const (
+	// closeBatch is how many evicted names are worth a round trip to close them.
+	closeBatch = 32
+	// evictedCapacity is how many evicted names are remembered for the server connections where they have not been closed.
+	evictedCapacity = 1024
+)
 
 func newSharedNames(capacity int, salt string) *sharedNames {
 	n := &sharedNames{capacity: capacity, markName: prepare.Name("bounceproof: mark of a server connection", nil, salt)}
-	n.names, _ = simplelru.NewLRU[string, struct{}](capacity, nil)
-	n.backends, _ = simplelru.NewLRU(backendCapacity, func(_ uint32, b *backend) {
-		if len(b.owed) >= closeBatch {
-			n.owing--
+	n.names, _ = simplelru.NewLRU(capacity, func(name string, _ struct{}) {
+		n.evictions.Add(1)
+		if n.evicted = append(n.evicted, name); len(n.evicted) > evictedCapacity {
+			n.evicted, n.dropped = append(n.evicted[:0:0], n.evicted[closeBatch:]...), n.dropped+closeBatch
 		}
 	})
+	n.backends, _ = simplelru.NewLRU[uint32, *backend](backendCapacity, nil)
 	return n
 }
 
@@ -88,27 +97,25 @@ func (n *sharedNames) has(on server, name string) bool {
 	return ok && (mark == on.mark || n.ignoreMarks)
 }
 
-// add records that the server connection has the name, seen under the mark if that is known. Process id 0 is none.
+// add records that the server connection has the name. Without a mark there is nothing to believe it under.
 func (n *sharedNames) add(on server, name string) {
-	if on.pid == 0 {
+	if on.mark == "" {
 		return
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	b, ok := n.backends.Get(on.pid)
+	n.backendLocked(on.pid).names.Add(name, on.mark)
+}
+
+// backendLocked returns what is known of a server connection. The caller holds mu.
+func (n *sharedNames) backendLocked(pid uint32) *backend {
+	b, ok := n.backends.Get(pid)
 	if !ok {
 		b = &backend{}
-		b.names, _ = simplelru.NewLRU(n.capacity, func(name, _ string) {
-			if b.owed = append(b.owed, name); len(b.owed) == closeBatch {
-				n.owing++
-			}
-		})
-		n.backends.Add(on.pid, b)
+		b.names, _ = simplelru.NewLRU[string, string](n.capacity, nil)
+		n.backends.Add(pid, b)
 	}
-	if mark, ok := b.names.Peek(name); ok && on.mark == "" {
-		on.mark = mark // no news
-	}
-	b.names.Add(name, on.mark)
+	return b
 }
 
 // forget drops what is believed of a server connection, after it proved wrong.
@@ -116,9 +123,7 @@ func (n *sharedNames) forget(pid uint32) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if b, ok := n.backends.Peek(pid); ok {
-		for _, name := range b.names.Keys() {
-			b.names.Add(name, "") // in its order, so nothing else changes
-		}
+		b.names.Purge()
 	}
 }
 
@@ -127,35 +132,28 @@ func (n *sharedNames) doubt(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, b := range n.backends.Values() {
-		if b.names.Contains(name) {
-			b.names.Add(name, "")
-		}
+		b.names.Remove(name)
 	}
 }
 
-// owes reports whether a server connection has so many names too many that they should be closed.
-func (n *sharedNames) owes() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.owing > 0
-}
+// owes reports whether there are evicted names enough to close them.
+func (n *sharedNames) owes() bool { return n.evictions.Load() >= closeBatch }
 
-// takeOwed returns the names to close on a server connection, nil if there are too few to be worth it.
-func (n *sharedNames) takeOwed(pid uint32) []string {
+// takeEvicted returns the names to close on a server connection, and takes them for closed there. Nobody knows on which server connections a
+// name is that was parsed outside of a transaction, so it is closed on each that comes along: what is not there is closed without harm.
+func (n *sharedNames) takeEvicted(pid uint32) []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	b, ok := n.backends.Peek(pid)
-	if !ok || len(b.owed) < closeBatch {
-		return nil
-	}
+	n.evictions.Store(rand.Int64N(closeBatch) - closeBatch/2) // or a round of servers and one of requests could meet at the same one for ever
+	b := n.backendLocked(pid)
 	var names []string
-	for _, name := range b.owed {
-		if !b.names.Contains(name) { // it may have come back meanwhile
+	for _, name := range n.evicted[max(0, min(b.closed-n.dropped, int64(len(n.evicted)))):] {
+		if !n.names.Contains(name) { // it has come back meanwhile
 			names = append(names, name)
+			b.names.Remove(name)
 		}
 	}
-	b.owed = nil
-	n.owing--
+	b.closed = n.dropped + int64(len(n.evicted))
 	return names
 }
 
@@ -185,7 +183,7 @@ func (n *sharedNames) mark(q question) *statement.Description {
 	sql := ""
 	if q == makeMark {
 		var b [8]byte
-		_, _ = rand.Read(b[:]) // never fails, crypto/rand
+		_, _ = cryptorand.Read(b[:]) // never fails
 		sql = "select pg_backend_pid(), '" + hex.EncodeToString(b[:]) + "'"
 	}
 	return statement.OfText(n.markName, sql)
@@ -194,5 +192,5 @@ func (n *sharedNames) mark(q question) *statement.Description {
 // isMarkMissing reports whether a server connection has no mark.
 func (n *sharedNames) isMarkMissing(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == "26000" && pgErr.Routine == "FetchPreparedStatement" && containsName(pgErr.Message, n.markName)
+	return errors.As(err, &pgErr) && pgErr.Code == "26000" && pgErr.Routine == "FetchPreparedStatement" && strings.Contains(pgErr.Message, n.markName)
 }

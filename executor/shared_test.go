@@ -156,3 +156,81 @@ func TestANameThatParsingDoesNotBringBackIsDoneWithout(t *testing.T) {
 		})
 	}
 }
+
+// TestStatementCapacityBoundsTheNamesOnServers uses forty times as many statements as may be kept, by every way to send them.
+func TestStatementCapacityBoundsTheNamesOnServers(t *testing.T) {
+	t.Parallel()
+	const texts, capacity = 800, 20
+	ways := map[string]func(ctx context.Context, ex *executor.Executor, sql []string) error{
+		"alone": func(ctx context.Context, ex *executor.Executor, sql []string) error {
+			for _, s := range sql {
+				if _, err := ex.Exec(ctx, s, prepare.Stable, 1); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"in transactions": func(ctx context.Context, ex *executor.Executor, sql []string) error {
+			tx, err := ex.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = tx.Rollback(ctx) }()
+			for _, s := range sql {
+				if _, err := tx.Exec(ctx, s, prepare.Stable, 1); err != nil {
+					return err
+				}
+			}
+			return tx.Commit(ctx)
+		},
+		"batches": func(ctx context.Context, ex *executor.Executor, sql []string) error {
+			var b pgx.Batch
+			for _, s := range sql {
+				b.Queue(s, prepare.Stable, 1)
+			}
+			return ex.SendBatch(ctx, &b).Close()
+		},
+		"queues": func(ctx context.Context, ex *executor.Executor, sql []string) error {
+			return ex.InTx(ctx, pgx.TxOptions{}, func(_ context.Context, tx executor.Tx) error {
+				for _, s := range sql {
+					if err := tx.Queue(s, prepare.Stable, 1); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+	for name, way := range ways {
+		for _, servers := range []int{1, 3} {
+			t.Run(fmt.Sprint(name, " ", servers), func(t *testing.T) {
+				t.Parallel()
+				st := place.New(place.TransactionRaw, "1.18", "").Start(t, func(o *pgbouncer.Options) { o.PoolSize = servers })
+				openServers(t, st, servers)
+				ex := newExecutor(t, newPool(t, st.URL, maxConns(1)), executor.Config{PreparedStatements: executor.Shared, StatementCapacity: capacity})
+				var sql []string
+				for i := range texts {
+					if sql = append(sql, fmt.Sprintf("select $1::int + %d", i)); len(sql) == 8 {
+						if err := way(t.Context(), ex, sql); err != nil {
+							t.Fatal(err)
+						}
+						sql = sql[:0]
+					}
+				}
+				most := 0
+				for _, n := range st.OnServers(t, servers, "(select count(*) from pg_prepared_statements where name like 'bp%')") {
+					var count int
+					if _, err := fmt.Sscan(n, &count); err != nil {
+						t.Fatal(err)
+					}
+					most = max(most, count)
+				}
+				stats := ex.Stats()
+				t.Logf("at most %d names on a server connection; %+v", most, stats)
+				if limit := capacity + 64*servers; most > limit || stats.Shared == 0 {
+					t.Errorf("%d names on a server connection, want at most %d; %+v", most, limit, stats)
+				}
+			})
+		}
+	}
+}

@@ -3,7 +3,6 @@ package executor
 import (
 	"context"
 	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -12,8 +11,6 @@ import (
 )
 
 // What a transaction and a statement of its own have to do with names on server connections.
-
-func containsName(message, name string) bool { return strings.Contains(message, name) }
 
 // question returns what the transaction has to ask in front of a statement. A missing mark fails its group, so it is asked for only where that
 // can be redone.
@@ -91,25 +88,29 @@ func (t *tx) noteForgotten() {
 	}
 }
 
-// closeOwed closes the names on the transaction's server connection that it has too many. Its mark goes with them, so that other processes
-// do not count on what is gone. A Close cannot fail.
-func (t *tx) closeOwed(ctx context.Context) {
-	if t.on.pid == 0 || t.s.c.PgConn().TxStatus() != 'T' || t.s.c.PgConn().IsBusy() || !t.ex.shared.owes() {
+// closeEvicted closes evicted names on the transaction's server connection. Its mark goes with them, so that no other process counts on what is
+// gone. A Close cannot fail.
+func (t *tx) closeEvicted(ctx context.Context) {
+	if pg := t.s.c.PgConn(); t.on.pid == 0 || !t.ex.shared.owes() || pg.TxStatus() != 'T' || pg.IsBusy() {
 		return
 	}
-	if names := t.ex.shared.takeOwed(t.on.pid); names != nil {
-		_ = t.ex.closeNames(ctx, t.s.c, names)
+	if names := t.ex.shared.takeEvicted(t.on.pid); len(names) > 0 {
+		_ = t.ex.closeNames(ctx, t.s.c, names, "", "")
+		t.on.mark = "" // what is learnt from now on is learnt for this transaction
+		clear(t.here)
 	}
 }
 
-// closeNames closes names and the mark on the server connection that a transaction holds.
-func (ex *Executor) closeNames(ctx context.Context, c *statement.Conn, names []string, texts ...string) error {
+// closeNames closes names and the mark on the server connection that a transaction holds. Where the transaction is the executor's own, a new mark is
+// made, and the transaction ended by the text.
+func (ex *Executor) closeNames(ctx context.Context, c *statement.Conn, names []string, mark, text string) error {
 	p := c.PgConn().StartPipeline(ctx)
 	p.SendDeallocate(ex.shared.markName)
 	for _, name := range names {
 		p.SendDeallocate(name)
 	}
-	for _, text := range texts {
+	if text != "" {
+		p.SendPrepare(ex.shared.markName, mark, nil)
 		p.SendQueryParams(text, nil, nil, nil, nil)
 	}
 	err := p.Sync()
@@ -119,18 +120,28 @@ func (ex *Executor) closeNames(ctx context.Context, c *statement.Conn, names []s
 	return err
 }
 
-// closeOwed closes names that a server connection has too many, if the one that answers is such. Where statements run alone nobody knows on
-// which server they do, so it takes a transaction of its own: two round trips for every closeBatch new names.
-func (ex *Executor) closeOwed(ctx context.Context, c *statement.Conn) {
-	if c.PgConn().TxStatus() != 'I' || c.PgConn().IsBusy() || ex.statementMode() || !ex.shared.owes() {
+// closeEvicted closes evicted names on the server connection that answers, if there are enough of them. It takes a transaction of its own, since
+// otherwise nobody knows which one that is: two round trips for every closeBatch names. In statement mode there is none.
+func (ex *Executor) closeEvicted(ctx context.Context, c *statement.Conn) {
+	pg := c.PgConn()
+	if pg.IsBusy() || ex.statementMode() {
 		return
 	}
-	pg := c.PgConn()
+	pid, err := beginAsking(ctx, pg)
+	if err == nil {
+		err = ex.closeNames(ctx, c, ex.shared.takeEvicted(pid), ex.shared.mark(makeMark).SQL(), "rollback")
+	}
+	if err != nil && pg.TxStatus() != 'I' {
+		_ = pg.Close(ctx) // the call that follows takes another
+	}
+}
+
+// beginAsking begins a transaction and returns on which server connection it is.
+func beginAsking(ctx context.Context, pg *pgconn.PgConn) (pid uint32, err error) {
 	p := pg.StartPipeline(ctx)
 	p.SendQueryParams("begin", nil, nil, nil, nil)
 	p.SendQueryParams(backendText, nil, nil, nil, nil)
-	err := p.Sync()
-	var pid uint64
+	err = p.Sync()
 	for err == nil {
 		var res any
 		if res, err = p.GetResults(); err != nil {
@@ -140,19 +151,15 @@ func (ex *Executor) closeOwed(ctx context.Context, c *statement.Conn) {
 		if !ok {
 			break
 		}
-		if read := rr.Read(); read.Err != nil {
-			err = read.Err
-		} else if len(read.Rows) == 1 {
-			pid, err = strconv.ParseUint(string(read.Rows[0][0]), 10, 32)
+		read := rr.Read()
+		if err = read.Err; err == nil && len(read.Rows) == 1 {
+			var n uint64
+			n, err = strconv.ParseUint(string(read.Rows[0][0]), 10, 32)
+			pid = uint32(n)
 		}
 	}
 	if closeErr := p.Close(); err == nil {
 		err = closeErr
 	}
-	if err == nil {
-		err = ex.closeNames(ctx, c, ex.shared.takeOwed(uint32(pid)), "rollback")
-	}
-	if err != nil && pg.TxStatus() != 'I' {
-		_ = pg.Close(ctx) // the call that follows takes another
-	}
+	return pid, err
 }

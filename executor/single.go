@@ -189,14 +189,8 @@ func (r *alone) send(ctx context.Context, q *call, a *attempt) (*pgconn.ResultRe
 	}
 	a.stage = stageEncode
 	e := r.ex.execution(c, q, a)
-	if parses := a.strategy == fallback.Shared && a.parse; parses || r.ex.unverified(c, a) {
-		if parses {
-			r.ex.closeOwed(ctx, c)
-		}
-		rr, g, on, err := r.ex.sendGroup(ctx, c, nil, askPID, a, e)
-		if parses && err == nil {
-			r.ex.shared.add(server{pid: on.pid}, a.d.Name())
-		}
+	if r.ex.unverified(c, a) {
+		rr, g, _, err := r.ex.sendGroup(ctx, c, nil, askPID, a, e)
 		return rr, g, err
 	}
 	rr, err := c.Run(ctx, &e)

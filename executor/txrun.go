@@ -45,7 +45,7 @@ func (t *tx) send(ctx context.Context, q *call, a *attempt) (*pgconn.ResultReade
 		return nil, nil, err
 	}
 	if a.strategy == fallback.Shared {
-		t.closeOwed(ctx)
+		t.closeEvicted(ctx)
 	}
 	ask := t.question(a)
 	a.stage = stageEncode

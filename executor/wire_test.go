@@ -193,9 +193,6 @@ func TestWire(t *testing.T) {
 		if direct {
 			first = slices.Concat(pid, wireGroupParse(selName))
 		}
-		if shared { // whoever parses a name notes where
-			first, firstIns = slices.Concat(pid, wireGroupParse(selName)), slices.Concat(pid, wireGroupParse(insName))
-		}
 		if diff := cmp.Diff(slices.Concat(learn, first, sync, learnIns, firstIns, sync), pgscript.Strings(s.b.Sent())); diff != "" {
 			t.Errorf("%s, the very first use (-want +got):\n%s", sc.name, diff)
 		}
