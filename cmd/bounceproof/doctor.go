@@ -1,13 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,23 +20,25 @@ import (
 	"github.com/bounceproof/bounceproof/notify"
 )
 
-// diagnosis is what the doctor finds. It is the output of --json.
+// diagnosis is what the doctor finds. It is the output of --json, where null is what it does not know.
 type diagnosis struct {
 	OK         bool        `json:"ok"`
-	Address    string      `json:"address"`
+	Address    *string     `json:"address"` // the host that everything below is about
+	Hosts      []host      `json:"hosts"`   // of the connection string, in its order
 	Database   string      `json:"database"`
 	User       string      `json:"user"`
-	Server     *server     `json:"server,omitempty"`
-	Topology   *topology   `json:"topology,omitempty"`
-	Strategies *strategies `json:"prepared_statements,omitempty"`
-	Listen     *listening  `json:"listen,omitempty"`
+	Server     *server     `json:"server"`
+	Topology   *topology   `json:"topology"`
+	Strategies *strategies `json:"prepared_statements"`
+	Settings   []setting   `json:"settings"` // that the connection string asks for
+	Listen     *listening  `json:"listen"`
 	Findings   []finding   `json:"findings"`
 }
 
 type server struct {
-	PostgreSQL string `json:"postgresql"`
-	Pooler     string `json:"pooler,omitempty"` // as the pooler's console tells it, if it does
-	Standby    bool   `json:"standby"`
+	PostgreSQL string  `json:"postgresql"`
+	Pooler     *string `json:"pooler"` // as the pooler's console tells it, if it does
+	Standby    bool    `json:"standby"`
 
 	number int // server_version_num
 }
@@ -45,8 +46,8 @@ type server struct {
 type topology struct {
 	Summary  string   `json:"summary"`
 	Pooler   string   `json:"pooler"`
-	Mode     string   `json:"mode"`
-	Tracks   bool     `json:"tracks_prepared_statements"`
+	Mode     *string  `json:"mode"`
+	Tracks   *bool    `json:"tracks_prepared_statements"` // null: not seen, or there is no pooler
 	Evidence []string `json:"evidence"`
 }
 
@@ -57,17 +58,17 @@ type strategies struct {
 }
 
 type listening struct {
-	State  string `json:"state"`
-	Reason string `json:"reason,omitempty"`
+	State  string  `json:"state"`
+	Reason *string `json:"reason"`
 	// Millis is how long a notification took from another session to this one.
-	Millis float64 `json:"milliseconds,omitempty"`
+	Millis *float64 `json:"milliseconds"`
 }
 
 // finding is something that could be better. A problem fails the command, a note does not.
 type finding struct {
-	Severity string `json:"severity"` // "problem" or "note"
-	What     string `json:"what"`
-	Remedy   string `json:"remedy"`
+	Severity string  `json:"severity"` // "problem" or "note"
+	What     string  `json:"what"`
+	Remedy   *string `json:"remedy"`
 }
 
 const (
@@ -85,19 +86,32 @@ func newDoctor() *cobra.Command {
 
 The doctor finds out by its behaviour whether a pooler stands in between, in which mode, and what becomes of prepared
 statements; how an executor would send statements; and whether a notification sent by one session arrives at another.
-It writes nothing to the database. Without an argument it takes DATABASE_URL, or else PGHOST and its like.
+It also compares the settings that the connection string asks for with those that hold. It writes nothing to the database.
+Without an argument it takes DATABASE_URL, or else PGHOST and its like.
 
-The exit status is 1 if there is a problem, 0 otherwise. Notes, such as LISTEN not working behind a pooler in transaction
-mode, where the library polls, count only with --strict. Passwords are never printed.`,
+Passwords are never printed, nor any piece of a connection string that cannot be read.
+
+Exit status:
+  0    no problem was found; there may be notes, such as LISTEN not working where the library polls
+  1    there is a problem, or with --strict a note; or the command line is wrong
+  130  it was interrupted`,
 		Example: `  bounceproof doctor postgres://app@127.0.0.1:6432/shop
   bounceproof doctor --json "$DATABASE_URL" | jq .prepared_statements`,
-		Args: cobra.MaximumNArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return errors.New("one connection string is enough; put it between quotes if it has spaces")
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := poolConfig(strings.Join(args, ""))
+			cfg, err := poolConfig(len(args) > 0, strings.Join(args, ""))
 			if err != nil {
 				return err
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+			ctx, cancel, err := limit(cmd.Context(), timeout)
+			if err != nil {
+				return err
+			}
 			defer cancel()
 			d := diagnose(ctx, cfg)
 			if cmd.Context().Err() != nil {
@@ -122,20 +136,37 @@ mode, where the library polls, count only with --strict. Passwords are never pri
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&strict, "strict", false, "let notes fail the command too")
-	cmd.Flags().DurationVar(&timeout, "timeout", 20*time.Second, "give up after this long")
+	cmd.Flags().DurationVar(&timeout, "timeout", 20*time.Second, "give up after this long (0 is never)")
 	return cmd
+}
+
+// limit bounds a context, 0 meaning not at all.
+func limit(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc, error) {
+	switch {
+	case timeout < 0:
+		return nil, nil, errors.New("--timeout is negative; 0 is no limit")
+	case timeout == 0:
+		ctx, cancel := context.WithCancel(ctx)
+		return ctx, cancel, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	return ctx, cancel, nil
 }
 
 // diagnose examines step by step, as far as it gets.
 func diagnose(ctx context.Context, cfg *pgxpool.Config) *diagnosis {
-	cc := cfg.ConnConfig
+	cc := &cfg.ConnConfig.Config
 	d := &diagnosis{
-		OK: true, Address: net.JoinHostPort(cc.Host, strconv.Itoa(int(cc.Port))), Database: cc.Database, User: cc.User,
-		Findings: []finding{},
+		OK: true, Database: cmp.Or(cc.Database, cc.User), User: cc.User, // PostgreSQL's default, too
+		Settings: []setting{}, Findings: []finding{},
 	}
-	if cfg.MaxConns < 2 {
-		cfg.MaxConns = 2
+	if all := targets(cfg); len(all) == 1 {
+		d.Address = new(all[0].address())
 	}
+	if !d.reach(ctx, cfg) {
+		return d
+	}
+	cfg.MaxConns = max(cfg.MaxConns, 2)
 	cfg.MinConns, cfg.MinIdleConns = 0, 0
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
@@ -144,46 +175,63 @@ func diagnose(ctx context.Context, cfg *pgxpool.Config) *diagnosis {
 	}
 	defer pool.Close()
 	quiet := slog.New(slog.DiscardHandler)
-	ex, err := executor.New(pool, executor.Config{Logger: quiet})
+	ex, err := executor.New(pool, executor.Config{Logger: quiet, ProbeTimeout: -1})
 	if err != nil {
 		d.find(problem, oneLine(err.Error()), "")
 		return d
 	}
 	defer func() { _ = ex.Close(context.WithoutCancel(ctx)) }()
-	if err := d.connect(ctx, ex, cc.Config); err != nil {
+	if err := d.look(ctx, ex, cc); err != nil {
 		return d
 	}
+	d.compareSettings(ctx, cc)
 	d.listen(ctx, pool)
 	return d
 }
 
 func (d *diagnosis) find(severity, what, remedy string) {
-	d.Findings = append(d.Findings, finding{severity, what, remedy})
+	d.Findings = append(d.Findings, finding{severity, what, known(remedy)})
 }
 
-// connect finds out about the server, the pooler and prepared statements.
-func (d *diagnosis) connect(ctx context.Context, ex *executor.Executor, cc pgconn.Config) error {
-	s := new(server)
-	err := ex.QueryRow(ctx, `select current_setting('server_version'), current_setting('server_version_num')::int, pg_is_in_recovery()`).
-		Scan(&s.PostgreSQL, &s.number, &s.Standby)
-	if err != nil {
-		d.find(problem, "no connection: "+oneLine(err.Error()), connectRemedy(err))
-		return err
+// known is null for what is not known.
+func known(s string) *string {
+	if s == "" {
+		return nil
 	}
-	d.Server = s
+	return &s
+}
+
+// look finds out about the pooler and prepared statements.
+func (d *diagnosis) look(ctx context.Context, ex *executor.Executor, cc *pgconn.Config) error {
 	top, err := ex.Topology(ctx)
 	if err != nil {
-		d.find(problem, "what is there could not be found out: "+oneLine(err.Error()), "try again, with a longer --timeout")
+		d.find(problem, "what stands in between could not be found out: "+cause(err), "try again, with a longer --timeout")
 		return err
 	}
 	if top.Pooled() {
-		s.Pooler = poolerVersion(ctx, cc)
+		d.Server.Pooler = known(poolerVersion(ctx, cc))
 	}
 	d.Topology = &topology{
-		Summary: top.String(), Pooler: string(top.Pooler), Mode: top.Mode.String(), Tracks: top.Tracks, Evidence: top.Evidence,
+		Summary: top.String(), Pooler: string(top.Pooler), Tracks: tracks(top), Evidence: top.Evidence,
+	}
+	if top.Mode != fallback.ModeUnknown {
+		d.Topology.Mode = new(top.Mode.String())
 	}
 	d.Strategies = &strategies{Auto: strategyUnder(executor.Auto, top), Shared: strategyUnder(executor.Shared, top)}
 	d.checkTopology(top)
+	return nil
+}
+
+// tracks is whether the pooler keeps track of prepared statements, nil where it was not seen, or where there is none.
+func tracks(top fallback.Topology) *bool {
+	switch {
+	case top.Mode == fallback.ModeDirect:
+		return nil
+	case top.Tracks:
+		return new(true)
+	case slices.ContainsFunc(top.Evidence, func(s string) bool { return strings.Contains(s, "forwards the names") }):
+		return new(false)
+	}
 	return nil
 }
 
@@ -205,7 +253,13 @@ func (d *diagnosis) checkTopology(top fallback.Topology) {
 	if top.Mode == fallback.ModeStatement {
 		d.find(problem, "the pooler is in statement mode: no transactions, except those that only publish", "set pool_mode = transaction")
 	}
-	if top.Strategy() == fallback.Unprepared {
+	if top.Strategy() != fallback.Unprepared {
+		return
+	}
+	if tracks(top) == nil {
+		d.find(note, "whether the pooler keeps track of prepared statements was not seen: an executor sends every statement with its text until it has",
+			"run the doctor again; on the pooler's console SHOW CONFIG has max_prepared_statements, and above 0 PgBouncer 1.21 or newer keeps track of them")
+	} else {
 		d.find(problem, "the pooler forwards prepared statements by their names to servers that do not have them: "+
 			"an executor sends every statement with its text, and the server parses each execution anew",
 			"set max_prepared_statements above 0 in PgBouncer 1.21 or newer (from 1.24 on it is 200), or set "+
@@ -213,40 +267,21 @@ func (d *diagnosis) checkTopology(top fallback.Topology) {
 	}
 }
 
-// poolerVersion asks PgBouncer's console, which answers its administrators and those who may read its statistics.
-func poolerVersion(ctx context.Context, cc pgconn.Config) string {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+// poolerVersion asks PgBouncer's console.
+func poolerVersion(ctx context.Context, cc *pgconn.Config) string {
+	ctx, cancel := context.WithTimeout(ctx, consolePatience)
 	defer cancel()
-	console := cc.Copy()
-	console.Database = "pgbouncer"
-	conn, err := pgconn.ConnectConfig(ctx, console)
+	conn, err := console(ctx, cc)
 	if err != nil {
 		return ""
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	results, err := conn.Exec(ctx, "show version").ReadAll()
-	if err != nil || len(results) == 0 || len(results[0].Rows) == 0 || len(results[0].Rows[0]) == 0 {
-		return ""
+	for _, row := range ask(ctx, conn, "show version") {
+		for _, version := range row {
+			return version
+		}
 	}
-	return string(results[0].Rows[0][0])
-}
-
-// connectRemedy says where to look after an error without a connection.
-func connectRemedy(err error) string {
-	var pgErr *pgconn.PgError
-	var netErr net.Error
-	switch {
-	case errors.As(err, &pgErr) && strings.HasPrefix(pgErr.Code, "28"):
-		return "check user and password, and pg_hba.conf or PgBouncer's auth_file"
-	case errors.As(err, &pgErr) && pgErr.Code == "3D000":
-		return "create the database, or check its name"
-	case errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "unsupported startup parameter"):
-		return "leave the parameter out of the connection string, or name it in PgBouncer's ignore_startup_parameters"
-	case errors.As(err, &netErr):
-		return "check host and port, and that the server listens there"
-	default:
-		return "read the server's and the pooler's logs"
-	}
+	return ""
 }
 
 // listen proves by a notification from another session that LISTEN works, or finds that it does not.
@@ -292,58 +327,14 @@ func awaitProof(ctx context.Context, l *notify.Listener) notify.Status {
 
 // checkListening takes down what the listener found.
 func (d *diagnosis) checkListening(s notify.Status) {
-	d.Listen = &listening{State: s.State.String(), Reason: s.Reason}
+	d.Listen = &listening{State: s.State.String(), Reason: known(s.Reason)}
 	switch s.State {
 	case notify.Proven:
-		d.Listen.Millis = float64(s.ProofTime.Microseconds()) / 1000
+		d.Listen.Millis = new(float64(s.ProofTime.Microseconds()) / 1000)
 	case notify.Isolated:
 		d.find(note, "LISTEN does not work on this connection: listeners poll, by default every second",
 			"set notify.ListenerConfig.Direct to a connection string that leads to the server itself, or to a pooler in session mode")
 	case notify.Disconnected, notify.Unknown:
 		d.find(problem, "whether LISTEN works could not be found out: "+s.Reason, "try again")
-	}
-}
-
-// print prints a diagnosis for people.
-func (d *diagnosis) print(v *view) {
-	v.fact("address", fmt.Sprintf("%s, database %s, user %s", d.Address, d.Database, d.User))
-	if s := d.Server; s != nil {
-		said := "PostgreSQL " + s.PostgreSQL
-		if s.Standby {
-			said += ", a standby"
-		}
-		v.fact("server", said)
-		if s.Pooler != "" {
-			v.fact("pooler", s.Pooler+", by its own account")
-		}
-	}
-	if t := d.Topology; t != nil {
-		v.fact("found", t.Summary)
-		v.fact("evidence", t.Evidence...)
-	}
-	if s := d.Strategies; s != nil {
-		said := s.Auto
-		if s.Shared != s.Auto {
-			said = fmt.Sprintf("%s with PreparedStatements auto, %s with shared", s.Auto, s.Shared)
-		} else if d.Topology.Mode == fallback.ModeSession.String() {
-			said += "; should one get lost nonetheless, an executor runs it again and goes on without"
-		}
-		v.fact("statements", said)
-	}
-	if l := d.Listen; l != nil {
-		said := l.State
-		switch {
-		case l.Millis > 0:
-			said += fmt.Sprintf(": a notification from another session took %.1f ms", l.Millis)
-		case l.Reason != "":
-			said += ": " + l.Reason
-		}
-		v.fact("LISTEN", said)
-	}
-	for _, f := range d.Findings {
-		v.finding(f)
-	}
-	if len(d.Findings) == 0 {
-		v.check(check{true, "nothing to be improved"})
 	}
 }

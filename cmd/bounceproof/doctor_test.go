@@ -90,11 +90,11 @@ func TestDoctorKeepsPasswords(t *testing.T) {
 		"works":          {with.String(), exitOK, "direct"},
 		"no database":    {wrong.String(), exitFailed, "does_not_exist"},
 		"no server":      {"postgres://app:" + password + "@127.0.0.1:1/x", exitFailed, "connection refused"},
-		"at sign":        {"postgres://app:x@" + password + "%zz@" + host + "/x", exitFailed, "cannot be parsed"},
-		"slash":          {"postgres://app:" + password + "/x@" + host + "/x", exitFailed, "cannot be parsed"},
-		"keywords":       {"host=127.0.0.1 port=nonsense password=" + password, exitFailed, "cannot be parsed"},
-		"pool setting":   {with.String() + "&pool_max_conns=" + password, exitFailed, "cannot be parsed"},
-		"unknown scheme": {"mysql://app:" + password + "@" + host + "/x", exitFailed, ""},
+		"at sign":        {"postgres://app:x@" + password + "%zz@" + host + "/x", exitFailed, "%40"},
+		"slash":          {"postgres://app:" + password + "/x@" + host + "/x", exitFailed, "%2F"},
+		"keywords":       {"host=127.0.0.1 port=nonsense password=" + password, exitFailed, "port is a number"},
+		"pool setting":   {with.String() + "&pool_max_conns=" + password, exitFailed, "whole numbers"},
+		"unknown scheme": {"mysql://app:" + password + "@" + host + "/x", exitFailed, "mysql://"},
 	} {
 		for _, flag := range []string{"--json=false", "--json"} {
 			code, stdout, stderr := command(t.Context(), "doctor", flag, test.address)

@@ -19,6 +19,7 @@ type outboxFlags struct {
 	url     string
 	config  outbox.Config
 	timeout time.Duration
+	given   func() bool // whether there is a url
 }
 
 func newOutbox() *cobra.Command {
@@ -34,6 +35,7 @@ transaction mode.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.PersistentFlags().StringVar(&f.url, "url", "", "connection string (others can see it in the list of processes: prefer DATABASE_URL)")
+	f.given = func() bool { return cmd.PersistentFlags().Changed("url") }
 	cmd.PersistentFlags().StringVar(&f.config.Schema, "schema", "outbox", "schema of the outbox's tables")
 	cmd.PersistentFlags().DurationVar(&f.timeout, "timeout", time.Minute, "give up after this long (0 is never; tail never does)")
 	cmd.AddCommand(newOutboxMigrate(f), newOutboxStatus(f), newOutboxRetry(f), newOutboxDiscard(f), newOutboxReplay(f),
@@ -76,15 +78,15 @@ event that was not delivered for certain: some may come again, none is lost.`,
 
 // with runs a function on a store.
 func (f *outboxFlags) with(ctx context.Context, do func(context.Context, *outbox.Store) error) error {
-	cfg, err := poolConfig(f.url)
+	cfg, err := poolConfig(f.given(), f.url)
 	if err != nil {
 		return err
 	}
-	if f.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, f.timeout)
-		defer cancel()
+	ctx, cancel, err := limit(ctx, f.timeout)
+	if err != nil {
+		return err
 	}
+	defer cancel()
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return err

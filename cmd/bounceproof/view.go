@@ -258,7 +258,7 @@ func (v *view) finding(f finding) {
 	} else {
 		v.fact(v.color("• note", text.FgYellow), f.What)
 	}
-	if f.Remedy != "" {
-		v.fact("  remedy", f.Remedy)
+	if f.Remedy != nil {
+		v.fact("  remedy", *f.Remedy)
 	}
 }
