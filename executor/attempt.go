@@ -43,6 +43,9 @@ const descriptionAge = 5 * time.Minute
 func (ex *Executor) lookup(c *statement.Conn, q *call, a *attempt) *statement.Statement {
 	if a.st == nil {
 		a.st = ex.statement(c, q.sql, q.stable())
+		if q.describesEachTime() {
+			a.since = time.Now().UnixNano()
+		}
 	}
 	return a.st
 }

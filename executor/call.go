@@ -70,6 +70,9 @@ func (q *call) unprepared() bool {
 	return q.mode == pgx.QueryExecModeCacheDescribe || q.mode == pgx.QueryExecModeDescribeExec
 }
 
+// describesEachTime reports whether the caller asks for a description that no earlier call has left.
+func (q *call) describesEachTime() bool { return q.mode == pgx.QueryExecModeDescribeExec }
+
 // isPgx reports whether the call goes to pgx as it is: the modes that know no types, and the empty text. exec is true for Exec, where
 // pgx makes every call without arguments a simple query, whatever the mode, so that migration scripts of several statements work.
 func (q *call) isPgx(exec bool) bool {
