@@ -98,7 +98,12 @@ under one of %d keys; %d dispatchers deliver the events. Then everything is chec
 
 Versions that are not to be had are left out, with the reason. The exit status is 0 if all checks hold. Everything that
 was started ends with the command.`, demoPoolSize, demoPublishers, demoKeys, demoDispatchers),
-		Args: cobra.NoArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return errors.New("demo takes no arguments: it starts servers of its own")
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if events < 1 {
 				return fmt.Errorf("--events %d: want at least 1", events)

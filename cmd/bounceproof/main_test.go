@@ -126,6 +126,34 @@ func (w *watched) String() string {
 	return w.buf.String()
 }
 
+func TestASlipOfThePenIsCorrected(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ args, want string }{
+		{"outbox statsu", "did you mean status?"}, {"outbox retyr", "did you mean retry?"}, {"docotr", "did you mean doctor?"}, {"outbx status", "did you mean outbox?"},
+		{"outbox something", "bounceproof outbox --help lists them"}, {"outbox status --jsno", "unknown flag: --jsno"}, {"outbox tail -n x", "-n, --number"},
+	} {
+		code, stdout, stderr := command(t.Context(), strings.Fields(test.args)...)
+		if code != exitFailed || stdout != "" || !strings.Contains(stderr, test.want) {
+			t.Errorf("%s: status %d, %s%s", test.args, code, stdout, stderr)
+		}
+	}
+}
+
+// Nothing that stands where it should not is repeated, nor the value of a flag.
+func TestNoArgumentIsRepeated(t *testing.T) {
+	t.Parallel()
+	for _, args := range []string{
+		"postgres://app:sesame@h/db", "sesame", "demo postgres://app:sesame@h/db", "doctor a sesame", "outbox sesame", "outbox password=sesame", "outbox status -psesame",
+		"outbox status --timeout=sesame", "outbox tail -n sesame", "outbox tail --from sesame", "outbox replay a --from sesame", "doctor --timeout postgres://app:sesame@h",
+		"doctor --password=sesame x", "outbox retry a sesame", "outbox status sesame", "demo --events sesame",
+	} {
+		code, stdout, stderr := command(t.Context(), strings.Fields(args)...)
+		if code != exitFailed || strings.Contains(stdout+stderr, "sesame") || !strings.HasPrefix(stderr, "bounceproof: ") {
+			t.Errorf("%s: status %d, %s%s", args, code, stdout, stderr)
+		}
+	}
+}
+
 // A connection string in the wrong place is not repeated: it may hold a password.
 func TestAMisplacedConnectionStringIsNotRepeated(t *testing.T) {
 	for _, args := range [][]string{{"outbox"}, {"outbox", "status"}, {"outbox", "migrate"}, {"outbox", "tail"}} {

@@ -30,8 +30,10 @@ func newOutbox() *cobra.Command {
 		Long: `Look after an outbox.
 
 The connection string is taken from --url, from DATABASE_URL, or from PGHOST and its like. It may lead through a pooler in
-transaction mode.`,
-		Args: noArgs,
+transaction mode.
+
+Exit status: 0 if it was done, 1 if not, 130 if it was interrupted (tail: 0).`,
+		Args: subcommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.PersistentFlags().StringVar(&f.url, "url", "", "connection string (others can see it in the list of processes: prefer DATABASE_URL)")

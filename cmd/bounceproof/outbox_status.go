@@ -4,8 +4,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,7 +24,12 @@ func newOutboxStatus(f *outboxFlags) *cobra.Command {
 		Long: `Say how far each subscription is, and what has failed.
 
 Pending events are counted one by one, so this takes its time where many are. Retrying events have failed and will be
-tried again, parked ones stand behind a failed one of their key, dead ones wait for retry or discard.`,
+tried again, parked ones stand behind a failed one of their key, dead ones wait for retry or discard. In a narrow terminal
+the table becomes a list; --json has null for what there is not, such as the oldest of no pending events.
+
+Exit status:
+  0    the status was printed, whatever it says
+  1    it could not be read, or the command line is wrong`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.with(cmd.Context(), func(ctx context.Context, store *outbox.Store) error {
@@ -32,7 +40,8 @@ tried again, parked ones stand behind a failed one of their key, dead ones wait 
 				if asJSON {
 					enc := json.NewEncoder(cmd.OutOrStdout())
 					enc.SetIndent("", "  ")
-					return enc.Encode(st)
+					enc.SetEscapeHTML(false)
+					return enc.Encode(jsonStatus(st))
 				}
 				printStatus(newView(cmd.OutOrStdout()), st, lanes, time.Now())
 				return nil
@@ -45,8 +54,8 @@ tried again, parked ones stand behind a failed one of their key, dead ones wait 
 }
 
 func printStatus(v *view, st *outbox.Status, lanes bool, now time.Time) {
-	v.line("Schema %s: %d lanes, %s drawn, %s kept, %s.", st.Schema, st.Lanes,
-		some(int(st.Tip), "sequence number"), some(int(st.Ticks), "tick"), some(int(st.Scheduled), "scheduled event"))
+	v.wrapped(fmt.Sprintf("Schema %s: %d lanes, %s drawn, %s kept, %s.", st.Schema, st.Lanes,
+		some(int(st.Tip), "sequence number"), some(int(st.Ticks), "tick"), some(int(st.Scheduled), "scheduled event")))
 	if len(st.Subscriptions) == 0 {
 		v.line("There is no subscription: nobody reads the events.")
 		return
@@ -58,7 +67,7 @@ func printStatus(v *view, st *outbox.Status, lanes bool, now time.Time) {
 			thousands(int(sub.Retrying)), thousands(int(sub.Parked)), thousands(int(sub.Dead)),
 		})
 	}
-	v.line("%s", draw(cells, 2))
+	v.tableOrList(cells, 2)
 	if !lanes {
 		return
 	}
@@ -73,8 +82,72 @@ func printStatus(v *view, st *outbox.Status, lanes bool, now time.Time) {
 				fmt.Sprint(l.Lane), thousands(int(l.Pending)), fmt.Sprint(l.From), open, pos, fmt.Sprint(l.Crashes), fmt.Sprint(l.Token), owner(l),
 			})
 		}
-		v.line("\nLanes of %s:\n%s", sub.Name, draw(cells, 9))
+		v.line("")
+		v.wrapped(fmt.Sprintf("Lanes of %s:", sub.Name))
+		v.tableOrList(cells, 9)
 	}
+}
+
+// statusJSON is the output of --json. It has names of its own, so that renaming a field of the library breaks nobody's script.
+type statusJSON struct {
+	Schema        string             `json:"schema"`
+	Lanes         int                `json:"lanes"`
+	Tip           int64              `json:"tip"`
+	NewestTick    int64              `json:"newest_tick"`
+	Ticks         int64              `json:"ticks"`
+	Scheduled     int64              `json:"scheduled"`
+	Subscriptions []subscriptionJSON `json:"subscriptions"`
+}
+
+type subscriptionJSON struct {
+	Name        string     `json:"name"`
+	SkipOnDead  bool       `json:"skip_on_dead"`
+	Dispatchers int        `json:"dispatchers"`
+	Pending     int64      `json:"pending"`
+	Oldest      *time.Time `json:"oldest"` // null: nothing is pending
+	Retrying    int64      `json:"retrying"`
+	Parked      int64      `json:"parked"`
+	Dead        int64      `json:"dead"`
+	Lanes       []laneJSON `json:"lanes"`
+}
+
+type laneJSON struct {
+	Lane    int     `json:"lane"`
+	Owner   *string `json:"owner"` // null: nobody
+	Alive   bool    `json:"alive"`
+	Crashes int     `json:"crashes"`
+	Token   int64   `json:"token"`
+	From    int64   `json:"from_tick"`
+	To      *int64  `json:"to_tick"`  // null: no batch is open
+	Pos     *int64  `json:"position"` // in the open batch
+	Pending int64   `json:"pending"`
+}
+
+func jsonStatus(st *outbox.Status) statusJSON {
+	out := statusJSON{
+		Schema: st.Schema, Lanes: st.Lanes, Tip: st.Tip, NewestTick: st.NewestTick, Ticks: st.Ticks, Scheduled: st.Scheduled,
+		Subscriptions: []subscriptionJSON{},
+	}
+	for _, sub := range st.Subscriptions {
+		s := subscriptionJSON{
+			Name: sub.Name, SkipOnDead: sub.SkipOnDead, Dispatchers: sub.Dispatchers, Pending: sub.Pending,
+			Retrying: sub.Retrying, Parked: sub.Parked, Dead: sub.Dead, Lanes: []laneJSON{},
+		}
+		if !sub.Oldest.IsZero() {
+			s.Oldest = new(sub.Oldest.UTC())
+		}
+		for _, l := range sub.Lanes {
+			lane := laneJSON{
+				Lane: l.Lane, Owner: known(l.Owner), Alive: l.Alive, Crashes: l.Crashes, Token: l.Token, From: l.From, Pending: l.Pending,
+			}
+			if l.To != 0 {
+				lane.To, lane.Pos = new(l.To), new(l.Pos)
+			}
+			s.Lanes = append(s.Lanes, lane)
+		}
+		out.Subscriptions = append(out.Subscriptions, s)
+	}
+	return out
 }
 
 // age is how long ago something was; the two clocks need not agree.
@@ -100,7 +173,27 @@ func subscription(ctx context.Context, store *outbox.Store, name string) (*outbo
 	}
 	i := slices.IndexFunc(st.Subscriptions, func(sub outbox.SubscriptionStatus) bool { return sub.Name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("there is no subscription %q", name)
+		return nil, noSubscription(st, name)
 	}
 	return store.Subscribe(ctx, name, outbox.SubscriptionConfig{SkipOnDead: st.Subscriptions[i].SkipOnDead})
+}
+
+// noSubscription names those that there are. A name that may be something else, put in the wrong place, is not repeated.
+func noSubscription(st *outbox.Status, name string) error {
+	said := "there is no such subscription"
+	if plainWord.MatchString(name) {
+		said = fmt.Sprintf("there is no subscription %q", name)
+	}
+	var names []string
+	for _, sub := range st.Subscriptions {
+		names = append(names, strconv.Quote(sub.Name))
+	}
+	const most = 10
+	switch {
+	case len(names) == 0:
+		return errors.New(said + ", nor any other in schema " + st.Schema)
+	case len(names) > most:
+		names = append(names[:most], "…")
+	}
+	return errors.New(said + "; there are " + strings.Join(names, ", "))
 }

@@ -2,15 +2,13 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"strconv"
 	"strings"
-	"sync"
+	"syscall"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -21,14 +19,8 @@ import (
 	"github.com/bounceproof/bounceproof/outbox"
 )
 
-const (
-	tailPrefix = "tail "
-	// tailLost is how old a tail without a dispatcher is when the next one removes it: it was killed, and keeps events from
-	// being swept.
-	tailLost = time.Hour
-	// tailWidth is how much of a payload a line shows.
-	tailWidth = 100
-)
+// tailWidth is how much of a payload a line shows.
+const tailWidth = 100
 
 func newOutboxTail(f *outboxFlags) *cobra.Command {
 	var from string
@@ -39,8 +31,13 @@ func newOutboxTail(f *outboxFlags) *cobra.Command {
 		Short: "Print events as they are committed",
 		Long: `Print events as they are committed, until it is interrupted.
 
-It is a subscription of its own, which nobody else notices, and which is removed at the end. Events of one key come in
-order. Payloads are shortened, except with --json, where they are base64 if they are no JSON.`,
+It reads the log and writes nothing to it: nobody notices, retention does not wait for it, and nothing is left behind however
+it ends. Events of one key come in order. Payloads are shortened, except with --json, where they are base64 if they are no JSON,
+and null is what an event does not have.
+
+Exit status:
+  0    it was interrupted, or --number events were printed
+  1    it cannot read the log, or cannot print`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			start, err := parseStart(from, time.Now())
@@ -62,64 +59,36 @@ order. Payloads are shortened, except with --json, where they are base64 if they
 
 // tail prints deliveries.
 type tail struct {
-	out   io.Writer
-	view  *view
-	json  bool
-	limit int
-
-	mu      sync.Mutex // guards what follows, and the output
+	out     io.Writer
+	view    *view
+	json    bool
+	limit   int
 	printed int
-	err     error
-	stop    context.CancelFunc
 }
 
-func (t *tail) run(ctx context.Context, store *outbox.Store, start outbox.Start) (err error) {
-	if err := removeLost(ctx, store, time.Now()); err != nil {
-		return err
-	}
-	name := tailPrefix + time.Now().UTC().Format(time.RFC3339) + " " + strings.ToLower(rand.Text()[:8])
-	sub, err := store.Subscribe(ctx, name, outbox.SubscriptionConfig{Start: start})
-	if err != nil {
-		return err
-	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		_, removeErr := store.Unsubscribe(ctx, name)
-		err = errors.Join(err, removeErr)
-	}()
-	d, err := outbox.NewDispatcher(sub, outbox.HandlerFunc(t.handle), outbox.DispatcherConfig{
-		Concurrency: 1, PollInterval: 200 * time.Millisecond, MaxAttempts: 1, Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		return err
-	}
-	running, stop := context.WithCancel(ctx)
-	defer stop()
-	t.stop = stop
-	err = d.Run(running)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return errors.Join(err, t.err)
-}
+// errEnough ends a tail that has printed what it was asked for.
+var errEnough = errors.New("enough")
 
-// handle prints an event. Whether that worked makes no difference to the outbox.
-func (t *tail) handle(_ context.Context, d outbox.Delivery) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.err != nil || t.limit > 0 && t.printed == t.limit {
+func (t *tail) run(ctx context.Context, store *outbox.Store, start outbox.Start) error {
+	err := store.Tail(ctx, start, t.handle)
+	if errors.Is(err, errEnough) || errors.Is(err, syscall.EPIPE) { // whoever read it has what they want
 		return nil
 	}
+	return err
+}
+
+// handle prints an event.
+func (t *tail) handle(_ context.Context, d outbox.Delivery) (err error) {
 	if t.json {
-		t.err = json.NewEncoder(t.out).Encode(jsonDelivery(d))
+		err = json.NewEncoder(t.out).Encode(jsonDelivery(d))
 	} else {
-		_, t.err = fmt.Fprintln(t.out, t.line(d))
+		_, err = fmt.Fprintln(t.out, t.line(d))
 	}
 	t.printed++
-	if t.err != nil || t.printed == t.limit {
-		t.stop()
+	if err == nil && t.printed == t.limit {
+		err = errEnough
 	}
-	return nil
+	return err
 }
 
 func (t *tail) line(d outbox.Delivery) string {
@@ -146,46 +115,24 @@ func printable(s string, width int) string {
 	return s
 }
 
-// eventJSON is a line of --json.
+// eventJSON is a line of --json. Of the two payloads one is null.
 type eventJSON struct {
 	Seq         int64             `json:"seq"`
 	Lane        int               `json:"lane"`
 	PublishedAt time.Time         `json:"published_at"`
 	Type        string            `json:"type"`
-	Key         string            `json:"key,omitempty"`
-	Headers     map[string]string `json:"headers,omitempty"`
-	Payload     json.RawMessage   `json:"payload,omitempty"`
-	Base64      []byte            `json:"payload_base64,omitempty"`
+	Key         *string           `json:"key"`
+	Headers     map[string]string `json:"headers"`
+	Payload     json.RawMessage   `json:"payload"`
+	Base64      []byte            `json:"payload_base64"`
 }
 
 func jsonDelivery(d outbox.Delivery) eventJSON {
-	e := eventJSON{Seq: d.Seq, Lane: d.Lane, PublishedAt: d.PublishedAt, Type: d.Type, Key: d.Key, Headers: d.Headers}
+	e := eventJSON{Seq: d.Seq, Lane: d.Lane, PublishedAt: d.PublishedAt, Type: d.Type, Key: known(d.Key), Headers: d.Headers}
 	if json.Valid(d.Payload) {
 		e.Payload = d.Payload
 	} else {
 		e.Base64 = d.Payload
 	}
 	return e
-}
-
-// removeLost removes tails that were killed.
-func removeLost(ctx context.Context, store *outbox.Store, now time.Time) error {
-	st, err := store.Status(ctx)
-	if err != nil {
-		return err
-	}
-	for _, sub := range st.Subscriptions {
-		at, found := strings.CutPrefix(sub.Name, tailPrefix)
-		if !found || sub.Dispatchers > 0 {
-			continue
-		}
-		stamp, _, _ := strings.Cut(at, " ")
-		if begun, err := time.Parse(time.RFC3339, stamp); err != nil || now.Sub(begun) < tailLost {
-			continue
-		}
-		if _, err := store.Unsubscribe(ctx, sub.Name); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -81,7 +84,7 @@ func (f *fixture) publish(events ...outbox.Event) {
 }
 
 // dispatch delivers to a subscription until a condition holds.
-func (f *fixture) dispatch(name string, handle outbox.HandlerFunc, until func(outbox.SubscriptionStatus) bool) {
+func (f *fixture) dispatch(name string, handle outbox.HandlerFunc, until func(subscriptionJSON) bool) {
 	f.t.Helper()
 	sub, err := f.store.Subscribe(f.t.Context(), name, outbox.SubscriptionConfig{SkipOnDead: true})
 	if err != nil {
@@ -102,9 +105,9 @@ func (f *fixture) dispatch(name string, handle outbox.HandlerFunc, until func(ou
 }
 
 // status is what the command says of a subscription; the zero value if there is none.
-func (f *fixture) status(name string) outbox.SubscriptionStatus {
+func (f *fixture) status(name string) subscriptionJSON {
 	f.t.Helper()
-	var st outbox.Status
+	var st statusJSON
 	if err := json.Unmarshal([]byte(f.run("status", "--json")), &st); err != nil {
 		f.t.Fatal(err)
 	}
@@ -113,7 +116,7 @@ func (f *fixture) status(name string) outbox.SubscriptionStatus {
 			return sub
 		}
 	}
-	return outbox.SubscriptionStatus{}
+	return subscriptionJSON{}
 }
 
 func (f *fixture) await(ok func() bool) {
@@ -172,7 +175,7 @@ func TestOutboxDecidesAboutDeadEvents(t *testing.T) {
 	}
 	var seqs []int64
 	fail := func(_ context.Context, d outbox.Delivery) error { return errors.New("no") }
-	f.dispatch("mailer", fail, func(s outbox.SubscriptionStatus) bool { return s.Dead == 3 })
+	f.dispatch("mailer", fail, func(s subscriptionJSON) bool { return s.Dead == 3 })
 	rows, err := f.ex.Query(t.Context(), "select seq from outbox.failed order by seq")
 	if err == nil {
 		seqs, err = pgx.CollectRows(rows, pgx.RowTo[int64])
@@ -186,13 +189,23 @@ func TestOutboxDecidesAboutDeadEvents(t *testing.T) {
 			t.Errorf("%v: %s", args, said)
 		}
 	}
-	if said := f.refuse("retry", "mailer", "x"); !strings.Contains(said, "no sequence number") {
+	for _, arg := range []string{"x", "0", "-1", "postgres://app:sesame@h/db"} {
+		if said := f.refuse("retry", "mailer", "--", arg); !strings.Contains(said, "argument 2 is no sequence number") || strings.Contains(said, "sesame") {
+			t.Error(said)
+		}
+	}
+	if said := f.refuse("retry", "mailer", "99"); !strings.Contains(said, "no event 99 has failed in subscription mailer") {
 		t.Error(said)
 	}
 	if said := f.run("discard", "mailer", fmt.Sprint(seqs[1])); said != "1 dead event discarded.\n" {
 		t.Error(said)
 	}
-	if said := f.run("retry", "mailer", fmt.Sprint(seqs[0]), fmt.Sprint(seqs[1])); said != "1 dead event retried.\n" {
+	// What is known is done, what is not is named, and the status is that of a failure.
+	code, stdout, stderr := command(t.Context(), "outbox", "--url", f.url, "retry", "mailer", fmt.Sprint(seqs[0]), fmt.Sprint(seqs[1]))
+	if code != exitFailed || stdout != "1 dead event retried.\n" || !strings.Contains(stderr, fmt.Sprintf("not retried: no event %d has failed", seqs[1])) {
+		t.Errorf("status %d, %s%s", code, stdout, stderr)
+	}
+	if said := f.refuse("discard", "mailer", fmt.Sprint(seqs[0])); !strings.Contains(said, "is not dead, it will be tried again by itself") {
 		t.Error(said)
 	}
 	if s := f.status("mailer"); s.Dead != 1 || s.Retrying != 1 || !s.SkipOnDead {
@@ -203,7 +216,7 @@ func TestOutboxDecidesAboutDeadEvents(t *testing.T) {
 	}
 	var again atomic.Int64
 	succeed := func(context.Context, outbox.Delivery) error { again.Add(1); return nil }
-	f.dispatch("mailer", succeed, func(s outbox.SubscriptionStatus) bool { return s.Dead+s.Retrying+s.Parked == 0 })
+	f.dispatch("mailer", succeed, func(s subscriptionJSON) bool { return s.Dead+s.Retrying+s.Parked == 0 })
 	if n := again.Load(); n != 2 {
 		t.Errorf("%d events came again, want 2", n)
 	}
@@ -217,7 +230,7 @@ func TestOutboxReplaysAndUnsubscribes(t *testing.T) {
 	f := newFixture(t)
 	f.run("migrate")
 	f.publish(outbox.Event{Type: "test"}, outbox.Event{Type: "test"})
-	none := func(s outbox.SubscriptionStatus) bool { return s.Pending == 0 }
+	none := func(s subscriptionJSON) bool { return s.Pending == 0 }
 	succeed := func(context.Context, outbox.Delivery) error { return nil }
 	f.dispatch("mailer", succeed, none)
 	if said := f.run("replay", "mailer", "--from", "earliest"); said != "Subscription mailer goes on from earliest.\n" {
@@ -242,7 +255,7 @@ func TestOutboxReplaysAndUnsubscribes(t *testing.T) {
 	}
 	// A name that is misspelt makes no subscription.
 	for _, args := range [][]string{{"replay", "mialer", "--from", "now"}, {"retry", "mialer", "--all"}, {"unsubscribe", "mialer"}} {
-		if said := f.refuse(args...); !strings.Contains(said, `no subscription "mialer"`) {
+		if said := f.refuse(args...); !strings.Contains(said, `no subscription "mialer"; there are "mailer"`) {
 			t.Errorf("%v: %s", args, said)
 		}
 	}
@@ -295,8 +308,8 @@ func TestOutboxTail(t *testing.T) {
 		got = append(got, e)
 	}
 	want := []eventJSON{
-		{Type: "order.paid", Key: "7", Payload: json.RawMessage(`{"id":7}`), Headers: map[string]string{"a": "b"}},
-		{Type: "order.paid", Key: "7", Base64: []byte("\xff\x00")},
+		{Type: "order.paid", Key: new("7"), Payload: json.RawMessage(`{"id":7}`), Headers: map[string]string{"a": "b"}},
+		{Type: "order.paid", Key: new("7"), Payload: json.RawMessage("null"), Base64: []byte("\xff\x00")},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -307,20 +320,28 @@ func TestOutboxTail(t *testing.T) {
 	}
 }
 
+// A tail that ends in order, and one that is killed, leave nothing behind: there is nothing. Other subscriptions are not its business.
 func TestOutboxTailLeavesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.run("migrate")
-	// One that was killed long ago, one that was killed just now (it may be about to start), and one of somebody else's.
-	old := tailPrefix + "2026-01-01T00:00:00Z abc"
-	young := tailPrefix + time.Now().UTC().Format(time.RFC3339) + " abc"
-	for _, name := range []string{old, young, "tail recorder"} {
-		if _, err := f.store.Subscribe(t.Context(), name, outbox.SubscriptionConfig{}); err != nil {
+	if _, err := f.store.Subscribe(t.Context(), "tail recorder", outbox.SubscriptionConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	left := func() (names []string) {
+		t.Helper()
+		st, err := f.store.Status(t.Context())
+		if err != nil {
 			t.Fatal(err)
 		}
+		for _, sub := range st.Subscriptions {
+			names = append(names, sub.Name)
+		}
+		return names
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	out := &watched{text: "first", found: cancel}
+	var running []string
+	out := &watched{text: "first", found: func() { running = left(); cancel() }} // as a SIGKILL finds it
 	code := make(chan int, 1)
 	go func() { code <- run(ctx, []string{"outbox", "tail", "--url", f.url}, out, out) }()
 	f.await(func() bool { // what was published before it began is not its business
@@ -330,16 +351,65 @@ func TestOutboxTailLeavesNothing(t *testing.T) {
 	if c := <-code; c != exitOK {
 		t.Errorf("an interrupted tail: status %d\n%s", c, out)
 	}
-	st, err := f.store.Status(t.Context())
+	for _, names := range [][]string{running, left()} {
+		if diff := cmp.Diff([]string{"tail recorder"}, names); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+// closed is a pipe whose reader has gone, as head does.
+type closed struct{}
+
+func (closed) Write([]byte) (int, error) {
+	return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE}
+}
+
+func TestOutboxTailEndsWithItsReader(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.run("migrate")
+	f.publish(outbox.Event{Type: "test"})
+	var stderr strings.Builder
+	if code := run(t.Context(), []string{"outbox", "tail", "--from", "earliest", "--url", f.url}, closed{}, &stderr); code != exitOK || stderr.Len() > 0 {
+		t.Errorf("status %d, %s", code, &stderr)
+	}
+}
+
+// A status fits into a narrow terminal, and its JSON has the usual names.
+func TestOutboxStatusFits(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
+	st := &outbox.Status{Schema: "outbox", Lanes: 16, Tip: 1234567, NewestTick: 9, Ticks: 120, Scheduled: 3, Subscriptions: []outbox.SubscriptionStatus{
+		{
+			Name: "a subscription with a name that is rather long, as some programs make them", Dispatchers: 2, Pending: 1234567, Oldest: at,
+			Retrying: 12, Parked: 1300, Dead: 4, Lanes: []outbox.LaneStatus{
+				{Lane: 0, Owner: "host-1.example/4711/abcdef", Alive: true, Token: 12, From: 7, To: 9, Pos: 1200000, Pending: 1234567},
+				{Lane: 15, From: 9},
+			},
+		},
+		{Name: "mailer"},
+	}}
+	var all strings.Builder
+	for _, width := range []int{60, 120} {
+		var out strings.Builder
+		printStatus(&view{out: &out, terminal: true, width: width}, st, true, at.Add(90*time.Second))
+		for line := range strings.Lines(out.String()) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > width {
+				t.Errorf("%d columns at a width of %d: %q", n, width, line)
+			}
+		}
+		fmt.Fprintf(&all, "--- %d columns\n%s", width, &out)
+	}
+	golden(t, "outbox_status", all.String())
+	document, err := json.MarshalIndent(jsonStatus(st), "", "  ")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var left []string
-	for _, sub := range st.Subscriptions {
-		left = append(left, sub.Name)
-	}
-	if diff := cmp.Diff([]string{young, "tail recorder"}, left); diff != "" {
-		t.Error(diff)
+	snakeCase(t, string(document))
+	golden(t, "outbox_status_json", string(document)+"\n")
+	if none, err := json.Marshal(jsonStatus(&outbox.Status{})); err != nil || !strings.Contains(string(none), `"subscriptions":[]`) {
+		t.Errorf("%s, %v", none, err)
 	}
 }
 

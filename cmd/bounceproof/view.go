@@ -262,3 +262,35 @@ func (v *view) finding(f finding) {
 		v.fact("  remedy", *f.Remedy)
 	}
 }
+
+// wrapped prints text over as many lines as it takes.
+func (v *view) wrapped(said string) {
+	for l := range strings.SplitSeq(text.WrapSoft(said, v.width), "\n") {
+		v.line("%s", strings.TrimRight(l, " "))
+	}
+}
+
+// tied stands for a space at which no line breaks: the wrapping breaks at every kind that Unicode has.
+const tied = "\ue000"
+
+// tableOrList draws a table, or where the terminal is too narrow for it lists its rows: the first cell, and beneath it the others with
+// what the head calls them. What is piped is always a table.
+func (v *view) tableOrList(cells [][]string, right int) {
+	drawn := draw(cells, right)
+	if !v.terminal || text.LongestLineLen(drawn) <= v.width {
+		v.line("%s", drawn)
+		return
+	}
+	for _, row := range cells[1:] {
+		v.wrapped(cells[0][0] + " " + row[0])
+		var parts []string
+		for i := 1; i < len(row); i++ {
+			if row[i] != "" {
+				parts = append(parts, strings.ReplaceAll(cells[0][i]+" "+row[i], " ", tied))
+			}
+		}
+		for l := range strings.SplitSeq(text.WrapSoft(strings.Join(parts, ", "), v.width-2), "\n") {
+			v.line("  %s", strings.TrimRight(strings.ReplaceAll(l, tied, " "), " "))
+		}
+	}
+}
