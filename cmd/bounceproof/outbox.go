@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
@@ -108,6 +109,10 @@ func (f *outboxFlags) with(ctx context.Context, do func(context.Context, *outbox
 	err = do(ctx, store)
 	if errors.Is(err, outbox.ErrNotMigrated) {
 		return fmt.Errorf("%w; bounceproof outbox migrate makes it", err)
+	}
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "42501" { // insufficient_privilege
+		return fmt.Errorf("%w; user %s needs usage on schema %s, select on its tables and its sequence, and what the command changes: have their owner grant it",
+			err, cfg.ConnConfig.User, f.config.Schema)
 	}
 	return err
 }

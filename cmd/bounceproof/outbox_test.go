@@ -358,6 +358,39 @@ func TestOutboxTailLeavesNothing(t *testing.T) {
 	}
 }
 
+// A missing right is named, with whose it is. The control: with it the command works, tail with no more than the right to read.
+func TestOutboxNamesAMissingRight(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.run("migrate")
+	f.publish(outbox.Event{Type: "seen"})
+	role := "reader_" + f.db.Name
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := f.ex.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec("create role " + role + " login")
+	t.Cleanup(func() {
+		_, _ = f.ex.Exec(context.WithoutCancel(t.Context()), "drop owned by "+role)
+		_, _ = f.ex.Exec(context.WithoutCancel(t.Context()), "drop role "+role)
+	})
+	exec("grant usage on schema outbox to " + role)
+	exec("grant select on all tables in schema outbox to " + role)
+	f.url = strings.Replace(f.db.URL, "postgres@", role+"@", 1)
+	for _, args := range [][]string{{"status"}, {"tail", "--from", "earliest", "-n", "1"}} {
+		if said := f.refuse(args...); !strings.Contains(said, "event_seq") || !strings.Contains(said, "user "+role+" needs") {
+			t.Errorf("%v: %s", args, said)
+		}
+	}
+	exec("grant select on sequence outbox.event_seq to " + role)
+	f.run("status")
+	if said := f.run("tail", "--from", "earliest", "-n", "1"); !strings.Contains(said, "seen") {
+		t.Error(said)
+	}
+}
+
 // closed is a pipe whose reader has gone, as head does.
 type closed struct{}
 
