@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -132,8 +133,10 @@ func NewListener(pool Pool, cfg ListenerConfig) (*Listener, error) {
 	}
 	var direct *pgx.ConnConfig
 	if cfg.Direct != "" {
-		if direct, err = pgx.ParseConfig(cfg.Direct); err != nil {
-			return nil, fmt.Errorf("notify: configure listener: Direct: %w", err)
+		// pgx's error repeats the string, without what it takes for the password; with a space, an @ or a / in it that is not all of it.
+		if direct, err = pgx.ParseConfig(cfg.Direct); err != nil || strings.Contains(direct.Host, "@") {
+			return nil, errors.New("notify: configure listener: Direct is no connection string that can be read; special characters of a password are " +
+				"written as %XX in a URL, and between quotes in the other form (bounceproof doctor says what is wrong with it)")
 		}
 	}
 	return &Listener{cfg: cfg, link: newLink(pool, direct, cfg), inboxes: make(map[string][]*inbox)}, nil

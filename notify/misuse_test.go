@@ -57,6 +57,24 @@ func TestMisusePanics(t *testing.T) {
 	}
 }
 
+// No piece of a password is repeated, not even where it is not where passwords stand.
+func TestAConnectionStringIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	for _, direct := range []string{
+		"host=h password=my secret dbname=x", "host=h password='secret", "postgres://user:x@secret@host/db", "postgres://user:x/secret@host/db",
+		"user:secret host/db", "postgres://user:secret%zz@host/db", "postgres://user:secret@host/db?sslmode=secret",
+	} {
+		_, err := notify.NewListener(newScripted(t, pgscript.Options{}), notify.ListenerConfig{Direct: direct})
+		if err == nil || !strings.Contains(err.Error(), "Direct") || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v", direct, err)
+		}
+	}
+	good := notify.ListenerConfig{Direct: "postgres://user:p%40ss@host/db"} // the control
+	if _, err := notify.NewListener(newScripted(t, pgscript.Options{}), good); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestListenerConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	for field, cfg := range map[string]notify.ListenerConfig{
