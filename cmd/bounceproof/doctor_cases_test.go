@@ -80,7 +80,7 @@ func snakeCase(t *testing.T, document string) {
 // closedPort is an address at which nothing listens.
 func closedPort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestDoctorTimeout(t *testing.T) {
 		t.Errorf("status %d, %s", code, stderr)
 	}
 	// A listener that says nothing.
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

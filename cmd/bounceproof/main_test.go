@@ -129,8 +129,13 @@ func (w *watched) String() string {
 func TestASlipOfThePenIsCorrected(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ args, want string }{
-		{"outbox statsu", "did you mean status?"}, {"outbox retyr", "did you mean retry?"}, {"docotr", "did you mean doctor?"}, {"outbx status", "did you mean outbox?"},
-		{"outbox something", "bounceproof outbox --help lists them"}, {"outbox status --jsno", "unknown flag: --jsno"}, {"outbox tail -n x", "-n, --number"},
+		{"outbox statsu", "did you mean status?"},
+		{"outbox retyr", "did you mean retry?"},
+		{"docotr", "did you mean doctor?"},
+		{"outbx status", "did you mean outbox?"},
+		{"outbox something", "bounceproof outbox --help lists them"},
+		{"outbox status --jsno", "unknown flag: --jsno"},
+		{"outbox tail -n x", "-n, --number"},
 	} {
 		code, stdout, stderr := command(t.Context(), strings.Fields(test.args)...)
 		if code != exitFailed || stdout != "" || !strings.Contains(stderr, test.want) {
