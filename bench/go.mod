@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/bounceproof/bounceproof v0.0.0
+	github.com/georgysavva/scany/v2 v2.1.4
 	github.com/jackc/pgx/v5 v5.13.0
 	github.com/lib/pq v1.12.3
 	github.com/riverqueue/river v0.51.2
