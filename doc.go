@@ -3,7 +3,7 @@
 //
 // Programs import:
 //
-//   - [github.com/bounceproof/bounceproof/executor], which wraps a pgxpool.Pool;
+//   - [github.com/bounceproof/bounceproof/executor], which makes a pgxpool.Pool or wraps yours;
 //   - [github.com/bounceproof/bounceproof/prepare], for the option that marks a statement as stable;
 //   - [github.com/bounceproof/bounceproof/outbox], for events that are published with a transaction and delivered after it;
 //   - [github.com/bounceproof/bounceproof/notify], for notifications with proof of delivery, or polling;

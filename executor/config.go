@@ -11,7 +11,7 @@ import (
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
-// Config configures an [Executor]. The zero value works. Durations: 0 is the default, negative is off.
+// Config configures an [Executor], and [Guard]. The zero value works. Of durations 0 is the default and negative is off.
 type Config struct {
 	// PreparedStatements defaults to Auto.
 	PreparedStatements PreparedStatements

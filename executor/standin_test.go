@@ -51,17 +51,17 @@ type connShape interface {
 }
 
 var (
-	_ dbtx      = (*executor.Executor)(nil)
-	_ dbtx      = (*executor.Conn)(nil)
-	_ dbtx      = executor.Tx(nil)
-	_ scanyQuerier   = (*executor.Executor)(nil)
-	_ scanyQuerier   = (*executor.Conn)(nil)
-	_ scanyQuerier   = executor.Tx(nil)
-	_ poolShape = (*executor.Executor)(nil)
-	_ poolShape = (*pgxpool.Pool)(nil)
-	_ connShape = (*executor.Conn)(nil)
-	_ connShape = executor.Tx(nil)
-	_ connShape = (*pgxpool.Conn)(nil)
+	_ dbtx         = (*executor.Executor)(nil)
+	_ dbtx         = (*executor.Conn)(nil)
+	_ dbtx         = executor.Tx(nil)
+	_ scanyQuerier = (*executor.Executor)(nil)
+	_ scanyQuerier = (*executor.Conn)(nil)
+	_ scanyQuerier = executor.Tx(nil)
+	_ poolShape    = (*executor.Executor)(nil)
+	_ poolShape    = (*pgxpool.Pool)(nil)
+	_ connShape    = (*executor.Conn)(nil)
+	_ connShape    = executor.Tx(nil)
+	_ connShape    = (*pgxpool.Conn)(nil)
 )
 
 // signature is a method's type without its receiver.
