@@ -3,6 +3,7 @@ package executor
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -17,8 +18,10 @@ import (
 )
 
 // Guard makes a bare pool safe behind a pooler, for what runs past the executor: the pool's own hooks (LoadType and RegisterTypes in AfterConnect),
-// River, database/sql through stdlib.OpenDBFromPool. [NewPool] calls it; else call it last, on the configuration, before pgxpool.NewWithConfig; it chains the hooks that are there (BeforeConnect, PrepareConn or BeforeAcquire,
-// and the connection's OnPgError and OnNotification) and leaves the others alone.
+// River, database/sql through stdlib.OpenDBFromPool. [NewPool] calls it; else call it last, on the configuration, before pgxpool.NewWithConfig; it chains the hooks that are there (BeforeConnect, AfterConnect, PrepareConn or
+// BeforeAcquire, and the connection's OnPgError and OnNotification) and leaves the others alone. A panic of one of the first four does not end the
+// process or lose a connection, as it does in pgxpool: it is a panic of the executor's method that wanted the connection, and an error of the
+// pool's own Acquire.
 //
 // The first connection looks at what it leads to. On a direct connection pgx keeps its own default, QueryExecModeCacheStatement. Behind any
 // pooler, or where that cannot be told, it uses QueryExecModeCacheDescribe: one round trip, without names, with the same bytes. Not
@@ -56,7 +59,8 @@ func newGuard(cfg Config) *guard {
 // install chains the hooks of a pool's configuration.
 func (g *guard) install(pool *pgxpool.Config) {
 	before := pool.BeforeConnect
-	pool.BeforeConnect = func(ctx context.Context, cc *pgx.ConnConfig) error {
+	pool.BeforeConnect = func(ctx context.Context, cc *pgx.ConnConfig) (err error) {
+		defer g.catch(ctx, "BeforeConnect", &err)
 		if before != nil {
 			if err := before(ctx, cc); err != nil {
 				return err
@@ -67,8 +71,15 @@ func (g *guard) install(pool *pgxpool.Config) {
 		}
 		return nil
 	}
+	if after := pool.AfterConnect; after != nil {
+		pool.AfterConnect = func(ctx context.Context, conn *pgx.Conn) (err error) {
+			defer g.catch(ctx, "AfterConnect", &err)
+			return after(ctx, conn)
+		}
+	}
 	prepareConn, beforeAcquire := pool.PrepareConn, pool.BeforeAcquire //nolint:staticcheck // deprecated, and still there to be chained
-	pool.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+	pool.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (ok bool, err error) {
+		defer g.catch(ctx, "PrepareConn", &err) // ok is false then, and the pool closes the connection
 		switch {
 		case !g.current(conn):
 			return false, nil // destroyed, and the acquire goes on with another
@@ -80,6 +91,29 @@ func (g *guard) install(pool *pgxpool.Config) {
 			return true, nil
 		}
 	}
+}
+
+// hookPanic is a panic of a hook of the caller's on its way through the pool, which calls AfterConnect and BeforeConnect on a goroutine of its own,
+// where a panic ends the process, and loses the connection when PrepareConn panics.
+type hookPanic struct {
+	hook  string
+	cause any
+}
+
+// Error says what panicked.
+func (p *hookPanic) Error() string {
+	return fmt.Sprintf("executor: %s of the guarded pool panicked: %v", p.hook, p.cause)
+}
+
+// catch makes a panic of a hook the hook's error. [Executor.acquire] makes it a panic again.
+func (g *guard) catch(ctx context.Context, hook string, err *error) {
+	cause := recover()
+	if cause == nil {
+		return
+	}
+	*err = &hookPanic{hook: hook, cause: cause}
+	// The pool drops the errors of the connections that it makes by itself.
+	g.cfg.Logger.LogAttrs(ctx, slog.LevelError, "bounceproof: a hook of the guarded pool panicked", slog.String("hook", hook))
 }
 
 // guard is what the connections of one guarded pool share.

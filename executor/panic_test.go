@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/bounceproof/bounceproof/executor"
 	"github.com/bounceproof/bounceproof/fallback"
+	"github.com/bounceproof/bounceproof/internal/logrec"
+	"github.com/bounceproof/bounceproof/internal/pgscript"
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
@@ -67,30 +70,38 @@ func (t bombTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.Trac
 	t.b.tick("TraceQueryStart")
 	return ctx
 }
+
 func (t bombTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {
 	t.b.tick("TraceQueryEnd")
 }
+
 func (t bombTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
 	t.b.tick("TraceBatchStart")
 	return ctx
 }
+
 func (t bombTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {
 	t.b.tick("TraceBatchQuery")
 }
+
 func (t bombTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {
 	t.b.tick("TraceBatchEnd")
 }
+
 func (t bombTracer) TracePrepareStart(ctx context.Context, _ *pgx.Conn, _ pgx.TracePrepareStartData) context.Context {
 	t.b.tick("TracePrepareStart")
 	return ctx
 }
+
 func (t bombTracer) TracePrepareEnd(context.Context, *pgx.Conn, pgx.TracePrepareEndData) {
 	t.b.tick("TracePrepareEnd")
 }
+
 func (t bombTracer) TraceCopyFromStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceCopyFromStartData) context.Context {
 	t.b.tick("TraceCopyFromStart")
 	return ctx
 }
+
 func (t bombTracer) TraceCopyFromEnd(context.Context, *pgx.Conn, pgx.TraceCopyFromEndData) {
 	t.b.tick("TraceCopyFromEnd")
 }
@@ -375,5 +386,66 @@ func TestAPanicLeavesNoConnection(t *testing.T) {
 	}
 	if err := goleak.Find(ignore); err != nil {
 		t.Error(err)
+	}
+}
+
+// A panic of a hook of a guarded pool comes out where the connection was wanted, and leaves none behind. In a bare pool it ends the process, or
+// loses the connection: the control shows the latter.
+func TestAPanicOfAHookLeavesNoConnection(t *testing.T) {
+	t.Parallel()
+	for hook, set := range map[string]func(cfg *pgxpool.Config, b *bomb){
+		"BeforeConnect": func(cfg *pgxpool.Config, b *bomb) {
+			cfg.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { b.tick("BeforeConnect"); return nil }
+		},
+		"AfterConnect": func(cfg *pgxpool.Config, b *bomb) {
+			cfg.AfterConnect = func(context.Context, *pgx.Conn) error { b.tick("AfterConnect"); return nil }
+		},
+		"PrepareConn": func(cfg *pgxpool.Config, b *bomb) {
+			cfg.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { b.tick("PrepareConn"); return true, nil }
+		},
+		"BeforeAcquire": func(cfg *pgxpool.Config, b *bomb) {
+			cfg.BeforeAcquire = func(context.Context, *pgx.Conn) bool { b.tick("BeforeAcquire"); return true } //nolint:staticcheck // covered
+		},
+	} {
+		for name, call := range panicCalls {
+			b := &bomb{}
+			logs := &logrec.Recorder{}
+			_, ex := scriptedPool(t, pgscript.Options{}, executor.Config{Logger: logs.Logger()}, maxConns(1), func(cfg *pgxpool.Config) { set(cfg, b) })
+			if _, err := ex.Topology(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			b.arm(1)
+			if v := panicked(func() { _ = call(t.Context(), ex, &bomb{}) }); v != errBomb { //nolint:errorlint // it is that very value
+				t.Errorf("%s, %s: came out as %v", hook, name, v)
+			}
+			if err := givenBack(ex.Pool()); err != nil {
+				t.Errorf("%s, %s: %v", hook, name, err)
+			}
+			if err := call(t.Context(), ex, &bomb{}); err != nil {
+				t.Errorf("%s, %s: afterwards: %v", hook, name, err)
+			}
+			if len(logs.At(slog.LevelError)) != 1 {
+				t.Errorf("%s, %s: logged %s", hook, name, logs.All())
+			}
+			b.arm(1)
+			ex.Reset()
+			var err error
+			if v := panicked(func() { err = ex.Pool().Ping(t.Context()) }); v != nil || err == nil || !strings.Contains(err.Error(), errBomb.Error()) {
+				t.Errorf("%s: the pool's own Acquire: %v, %v", hook, v, err)
+			}
+		}
+	}
+	b := &bomb{at: 1}
+	scripted := pgscript.New(t, pgscript.Options{})
+	t.Cleanup(scripted.Close)
+	bare, err := pgxpool.NewWithConfig(t.Context(), parsePool(t, pgscript.URL, func(cfg *pgxpool.Config) {
+		scripted.Use(cfg.ConnConfig)
+		cfg.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { b.tick("PrepareConn"); return true, nil }
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := panicked(func() { _ = bare.Ping(t.Context()) }); v == nil || bare.Stat().AcquiredConns() != 1 {
+		t.Errorf("control: %v, %d connections are lost", v, bare.Stat().AcquiredConns())
 	}
 }

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"errors"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -35,6 +36,10 @@ func (ex *Executor) acquire(ctx context.Context) (session, error) {
 	}
 	pooled, err := ex.pool.Acquire(ctx)
 	if err != nil {
+		var hook *hookPanic
+		if errors.As(err, &hook) {
+			panic(hook.cause)
+		}
 		return session{}, hookError(poolerBusy(closedPool(err)))
 	}
 	return session{pooled: pooled, c: statement.Attach(pooled.Conn(), ex.cfg.StatementCapacity)}, nil
