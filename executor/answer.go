@@ -1,6 +1,9 @@
 package executor
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -9,6 +12,20 @@ import (
 
 	"github.com/bounceproof/bounceproof/internal/statement"
 )
+
+// inOrder returns err, which may be nil, or what is behind it where an answer on the connection was out of order: then err may be the answer to
+// another request, and so may what seemed to be a success. The connection is closed.
+func inOrder(c *statement.Conn, err error) error {
+	disorder := c.Disorder()
+	if disorder == nil {
+		return err
+	}
+	_ = c.PgConn().Close(context.Background()) // its socket is closed already, so nothing waits
+	if err == nil || errors.Is(err, disorder) {
+		return cmp.Or(err, disorder)
+	}
+	return errors.Join(disorder, err)
+}
 
 // conclude reads the answer to a statement to its end, and that of the group it rode in, if any.
 func conclude(rr *pgconn.ResultReader, g *statement.Group) (pgconn.CommandTag, error) {

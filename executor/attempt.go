@@ -62,6 +62,7 @@ func (ex *Executor) prepareAttempt(
 		decision = ex.decide(ctx, c, st.Stable())
 	}
 	a.decision = decision
+	c.Doubtful = decision.Pooled && !decision.Topology.Tracks
 	ex.resetNames(c, decision)
 	a.d = st.Description()
 	if a.d == nil || a.st.LearntBefore(a.since) || (c.PgConn().TxStatus() == 'I' && st.NeedsRefresh(descriptionAge)) {

@@ -103,11 +103,14 @@ func (ex *Executor) copyFrom(
 		defer done()
 		r.gate = gate
 	}
+	c.ExpectCopyFrom()
 	tag, err := c.PgConn().CopyFrom(ctx, r, "copy "+target+" ( "+list+" ) from stdin binary;")
 	r.stop()
+	c.ForgetText()
 	if r.panicked {
 		panic(r.cause)
 	}
+	err = inOrder(c, err)
 	if err != nil {
 		if t != nil {
 			t.copyFailed = true

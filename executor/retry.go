@@ -28,6 +28,7 @@ type task interface {
 func (ex *Executor) run(ctx context.Context, s *session, t task) error {
 	for {
 		failed, err := t.try(ctx)
+		err = inOrder(s.c, err)
 		ex.countMessages(s.c)
 		if err == nil {
 			t.succeeded(ctx)
@@ -56,6 +57,7 @@ func (ex *Executor) decideRetry(ctx context.Context, s *session, a *attempt, pha
 		}
 		return true, err
 	}
+	err = inOrder(s.c, err) // also what was read after the error, to the end of its group
 	before := a.verdict
 	a.verdict = fallback.Classify(err, ex.classifyContext(ctx, s, a, phase))
 	v := a.verdict

@@ -15,7 +15,8 @@ import (
 // rows is the result of one query: pgx's own rows over the reader, and what belongs to their end: reading to the end of the Sync group,
 // where a deferred constraint fails, the trace, and the connection's release. Not safe for concurrent use.
 type rows struct {
-	inner pgx.Rows // nil when the query failed before it had a reader
+	inner pgx.Rows        // nil when the query failed before it had a reader
+	c     *statement.Conn // whose answers they are; nil for one result of a batch, which looks itself
 	conn  *pgx.Conn
 	tag   pgconn.CommandTag
 	err   error
@@ -106,6 +107,10 @@ func (r *rows) Close() {
 		if err := r.group.Close(); r.err == nil {
 			r.err = err
 		}
+	}
+	if r.c != nil {
+		r.err = inOrder(r.c, r.err)
+		r.c = nil
 	}
 	if r.onClose != nil {
 		r.onClose(r)

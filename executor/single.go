@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -71,8 +72,12 @@ func (x *single) exec(ctx context.Context) (pgconn.CommandTag, error) {
 		if err := x.route.pass(ctx, x.q.sql); err != nil {
 			return pgconn.CommandTag{}, err
 		}
+		if !strings.Contains(x.q.sql, ";") {
+			x.s.c.ExpectText(x.q.sql)
+		}
 		tag, err := x.s.c.Conn().Exec(ctx, x.q.sql, x.q.pgxArgs()...)
-		if err == nil {
+		x.s.c.ForgetText()
+		if err = inOrder(x.s.c, err); err == nil {
 			x.route.succeeded(ctx, nil)
 			return tag, nil
 		}
@@ -114,7 +119,7 @@ func (x *single) query(ctx context.Context) *rows {
 
 func (x *single) start(ctx context.Context) (r *rows, err error) {
 	r = x.s.newRows()
-	r.conn = x.s.c.Conn()
+	r.c, r.conn = x.s.c, x.s.c.Conn()
 	x.r = r
 	returned := false
 	// Before the rows release the connection, see release.
@@ -151,7 +156,7 @@ func (x *single) queryInto(ctx context.Context, r *rows) (err error) {
 // try implements [task].
 func (x *single) try(ctx context.Context) (*attempt, error) {
 	if x.r != nil {
-		x.r.conn = x.s.c.Conn() // a retry may have replaced it
+		x.r.c, x.r.conn = x.s.c, x.s.c.Conn() // a retry may have replaced it
 	}
 	rr, g, err := x.route.send(ctx, &x.q, &x.a)
 	switch {
@@ -234,9 +239,20 @@ func (ex *Executor) passes(c *statement.Conn, sql string) {
 
 // simpleExec runs sql as a simple query, like pgx's Exec without arguments, and without its trace.
 func simpleExec(ctx context.Context, pg *pgconn.PgConn, sql string) (tag pgconn.CommandTag, err error) {
+	c := statement.Of(pg)
+	if c != nil && !strings.Contains(sql, ";") {
+		c.ExpectText(sql)
+	}
 	mrr := pg.Exec(ctx, sql)
+	if c != nil {
+		c.ForgetText()
+	}
 	for mrr.NextResult() {
 		tag, _ = mrr.ResultReader().Close()
 	}
-	return tag, mrr.Close()
+	err = mrr.Close()
+	if c != nil {
+		err = inOrder(c, err)
+	}
+	return tag, err
 }

@@ -92,6 +92,10 @@ func Classify(err error, c Context) Verdict {
 	if c.Alive {
 		v.Connection = Alive
 	}
+	var disorder *AnswerError
+	if errors.As(err, &disorder) && !pgconn.SafeToRetry(err) {
+		return c.outOfOrder(v, disorder)
+	}
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
 		return c.withoutAnswer(v, err)
@@ -109,6 +113,21 @@ func Classify(err error, c Context) Verdict {
 		return c.fromPooler(v)
 	}
 	return c.fromServer(v)
+}
+
+// outOfOrder judges an answer that cannot be. What else came with it proves nothing, an error of the server's included. That a name was bound is
+// evidence where names are kept by connections: what is between answers for the server there.
+func (c *Context) outOfOrder(v Verdict, e *AnswerError) Verdict {
+	v.Reason, v.Connection = ReasonDisorder, Dead
+	v.Evidence = c.Strategy == Named && c.Name != ""
+	if e.Executes {
+		return v
+	}
+	v.Executed = No
+	if v.Action = c.rerun(RunElsewhere); v.Action == RerunTx {
+		v.Action = Return // the connection, and with it the caller's own transaction, is gone
+	}
+	return v
 }
 
 // withoutAnswer judges an error that the server has no part in.

@@ -134,7 +134,7 @@ func TestEnumerationsInWords(t *testing.T) {
 			t.Errorf("%s has one more: %q", kind, again)
 		}
 	}
-	check("reason ", int(fallback.ReasonServer), func(i int) string { return fallback.Reason(i).String() })
+	check("reason ", int(fallback.ReasonDisorder), func(i int) string { return fallback.Reason(i).String() })
 	check("action ", int(fallback.RerunTx), func(i int) string { return fallback.Action(i).String() })
 	check("mode ", int(fallback.ModeStatement), func(i int) string { return fallback.Mode(i).String() })
 	check("tracking ", int(fallback.TrackingYes), func(i int) string { return fallback.Tracking(i).String() })

@@ -42,6 +42,8 @@ const (
 	ReasonTxAborted
 	// ReasonServer is a server that shuts down, starts up or has no free connection.
 	ReasonServer
+	// ReasonDisorder is an answer that cannot be, an [AnswerError]: the connection's answers are not those to what was sent.
+	ReasonDisorder
 )
 
 var reasonTexts = [...]string{
@@ -50,6 +52,7 @@ var reasonTexts = [...]string{
 	ReasonConfig: "configuration", ReasonTxLost: "transaction lost", ReasonPreparedLost: "prepared statement lost",
 	ReasonStalePlan: "stale plan", ReasonStaleShape: "stale description", ReasonSplitBatch: "split request",
 	ReasonTxAborted: "transaction aborted", ReasonServer: "server unavailable",
+	ReasonDisorder: "answer out of order",
 }
 
 // String names the reason in one to four words.
@@ -159,7 +162,7 @@ func (v Verdict) OutcomeUnknown() bool {
 		return false
 	}
 	switch v.Reason {
-	case ReasonCancelled, ReasonUnknown, ReasonServer, ReasonTxLost:
+	case ReasonCancelled, ReasonUnknown, ReasonServer, ReasonTxLost, ReasonDisorder:
 		return true
 	default:
 		return false

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"io"
+	"strconv"
 	"sync"
 )
 
@@ -25,17 +26,23 @@ type Checker struct {
 	executes bool // something since the last ReadyForQuery executes
 	copyEnd  byte // how the client has ended its COPY data: the type of CopyDone or CopyFail, 0 if it has not
 	skipping bool // after an error, up to the answer to Sync
+	failed   bool // there was an error since Failed was asked last
 	off      bool // replication, which has rules of its own
 	err      *Error
 }
 
-// Hint says what is known beforehand of the answer to one Execute.
+// Hint says what is known beforehand of the answer to one Execute, or to a simple query of one statement.
 type Hint struct {
-	// Verb is the first letter of the command tag, in upper case, for SELECT, INSERT, UPDATE, DELETE and MERGE; 0 is any.
-	Verb byte
+	// Verb is the first word of the command tag; "" is any, and of a simple query any number of results. Instead of COMMIT, ROLLBACK may come too.
+	Verb string
 	// Columns is how many columns rows have where the request has no Describe; 0 is any.
 	Columns int
+	// CopyIn says that it is a COPY that takes data from the client.
+	CopyIn bool
 }
+
+// copying is the verb of COPY, which has answers of its own.
+const copying = "COPY"
 
 // Numbers of columns that are none.
 const (
@@ -65,6 +72,8 @@ type awaited struct {
 	stage   stage
 	hint    Hint
 	limited bool // an Execute that may be suspended
+	first   bool // nothing in front of it is in its Sync group
+	rows    uint64
 }
 
 // stage is how far an answer has come.
@@ -132,6 +141,15 @@ func (c *Checker) Err() error {
 	return c.err
 }
 
+// Failed reports whether the server has sent an error since it was asked last.
+func (c *Checker) Failed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	failed := c.failed
+	c.failed = false
+	return failed
+}
+
 // Expect says what is known of the answer to the next Execute of which nothing is known yet. Without a hint any tag is right.
 func (c *Checker) Expect(h Hint) {
 	c.mu.Lock()
@@ -179,17 +197,13 @@ func (c *Checker) ask(typ byte, body []byte) {
 		a.request = execute
 		// The portal's name, then how many rows it may have, 0 for all.
 		a.limited = len(body) < 5 || !c.sent.whole() || binary.BigEndian.Uint32(body[len(body)-4:]) != 0
-		if c.nextHint < len(c.hints) {
-			a.hint = c.hints[c.nextHint]
-			c.nextHint++
-		}
-		c.executes = true
+		a.hint, c.executes = c.hint(), true
 	case 'C':
 		a.request = closing
 	case 'S':
 		a.request = syncing
 	case 'Q':
-		a.request, c.executes, c.copyEnd = query, true, 0
+		a.request, a.hint, c.executes, c.copyEnd = query, c.hint(), true, 0
 	case 'F':
 		a.request, c.executes = function, true
 	case 'c', 'f':
@@ -204,7 +218,17 @@ func (c *Checker) ask(typ byte, body []byte) {
 	if c.head == len(c.queue) {
 		c.queue, c.head = c.queue[:0], 0
 	}
+	a.first = c.head == len(c.queue) || c.queue[len(c.queue)-1].request == syncing
 	c.queue = append(c.queue, a)
+}
+
+// hint takes the next one, if there is one.
+func (c *Checker) hint() (h Hint) {
+	if c.nextHint < len(c.hints) {
+		h = c.hints[c.nextHint]
+		c.nextHint++
+	}
+	return h
 }
 
 // answers follows what a server sends, and returns how much of it is in order.
@@ -261,6 +285,9 @@ func (c *Checker) answer(typ byte, body []byte) (expected, got string) {
 		if c.skipping && !isFatal(body) {
 			return name('Z'), name('E')
 		}
+		if a.request == closing && a.first && isServers(body) && !isFatal(body) {
+			return name('3'), name('E') // a Close cannot fail, and no time limit of a statement is running
+		}
 		c.fail(a)
 		return "", ""
 	}
@@ -272,7 +299,7 @@ func (c *Checker) answer(typ byte, body []byte) (expected, got string) {
 
 // fail notes an error: the server passes over everything up to Sync.
 func (c *Checker) fail(a *awaited) {
-	c.skipping = true
+	c.skipping, c.failed = true, true
 	if a.request == query || a.request == function {
 		return // their ReadyForQuery is next
 	}
@@ -363,7 +390,7 @@ func (c *Checker) ready(typ byte, body []byte) (expected, got string) {
 // executed judges the answer to Execute.
 func (c *Checker) executed(a *awaited, typ byte, body []byte) (expected, got string) {
 	if a.stage != atStart && a.stage != inRows {
-		return c.copies(a, typ, func() { c.head++ })
+		return c.copies(a, typ, body, func() { c.head++ })
 	}
 	columns := c.columns
 	if columns == anyColumns && a.hint.Columns > 0 {
@@ -375,14 +402,18 @@ func (c *Checker) executed(a *awaited, typ byte, body []byte) (expected, got str
 		case columns == noColumns:
 			return name('C'), name('D')
 		case columns != anyColumns && n != columns:
-			return name('D') + " of another number of columns", name('D')
+			return name('D') + " of " + strconv.Itoa(columns) + " columns", name('D') + " of " + strconv.Itoa(n)
 		default:
 			a.stage, c.columns = inRows, n // also where nobody has described it, all rows are alike
+			a.rows++
 		}
 		return "", ""
 	case 'C':
 		if !isTag(body, a.hint.Verb) {
-			return name('C') + " of another command", name('C')
+			return name('C') + " of " + a.hint.Verb, name('C') + " of another command"
+		}
+		if n, ok := rowsOf(body); ok && a.hint.Verb == "SELECT" && c.columns != noColumns && n != a.rows {
+			return name('C') + " of " + strconv.FormatUint(a.rows, 10) + " rows", name('C') + " of " + strconv.FormatUint(n, 10)
 		}
 		c.head++
 		return "", ""
@@ -392,12 +423,12 @@ func (c *Checker) executed(a *awaited, typ byte, body []byte) (expected, got str
 			return "", ""
 		}
 	case 'I':
-		if a.stage == atStart {
+		if a.stage == atStart && a.hint.Verb == "" {
 			c.head++
 			return "", ""
 		}
 	case 'G', 'H':
-		if a.stage == atStart {
+		if a.stage == atStart && (a.hint.Verb == "" || a.hint.Verb == copying) {
 			a.stage = copyStage(typ)
 			return "", ""
 		}
@@ -412,11 +443,20 @@ func (c *Checker) queried(a *awaited, typ byte, body []byte) (expected, got stri
 	}
 	switch a.stage {
 	case atStart, answeredOne:
+		if a.hint.Verb != "" && a.stage == answeredOne {
+			return c.ready(typ, body)
+		}
+		if a.hint.Verb == copying && typ != 'G' && (typ != 'H' || a.hint.CopyIn) || a.hint.Verb != "" && typ == 'I' {
+			return "the answer to " + a.hint.Verb, name(typ)
+		}
 		switch typ {
 		case 'T':
 			a.stage, c.columns = inRows, count(body)
 			return "", ""
 		case 'C', 'I':
+			if typ == 'C' && !isTag(body, a.hint.Verb) {
+				return name('C') + " of " + a.hint.Verb, name('C') + " of another command"
+			}
 			a.stage = answeredOne
 			return "", ""
 		case 'G', 'H':
@@ -433,20 +473,22 @@ func (c *Checker) queried(a *awaited, typ byte, body []byte) (expected, got stri
 		case typ == 'D' && count(body) == c.columns:
 			return "", ""
 		case typ == 'D':
-			return name('D') + " of another number of columns", name(typ)
+			return name('D') + " of " + strconv.Itoa(c.columns) + " columns", name('D') + " of " + strconv.Itoa(count(body))
 		case typ == 'C':
 			a.stage = answeredOne
 			return "", ""
 		}
 		return "DataRow or CommandComplete", name(typ)
 	default:
-		return c.copies(a, typ, func() { a.stage = answeredOne })
+		return c.copies(a, typ, body, func() { a.stage = answeredOne })
 	}
 }
 
 // copies judges the answer to COPY, of which done is the end.
-func (c *Checker) copies(a *awaited, typ byte, done func()) (expected, got string) {
+func (c *Checker) copies(a *awaited, typ byte, body []byte, done func()) (expected, got string) {
 	switch {
+	case typ == 'C' && !isTag(body, copying):
+		return name('C') + " of " + copying, name('C') + " of another command"
 	case a.stage == inCopyIn && typ == 'C' && c.copyEnd == 'c', a.stage == afterCopy && typ == 'C':
 		c.copyEnd = 0
 		done()
@@ -493,25 +535,28 @@ func isFatal(body []byte) bool {
 	return false
 }
 
+// rowsOf is the number of rows that a command tag ends with.
+func rowsOf(tag []byte) (n uint64, ok bool) {
+	tag = bytes.TrimRight(tag, "\x00")
+	for _, digit := range tag[bytes.LastIndexByte(tag, ' ')+1:] {
+		if digit < '0' || digit > '9' {
+			return 0, false
+		}
+		n, ok = n*10+uint64(digit-'0'), true
+	}
+	return n, ok
+}
+
+// isServers reports whether PostgreSQL made an error (9.6 or newer), and no pooler: those leave the severity's untranslated form out.
+func isServers(body []byte) bool {
+	_, rest, _ := bytes.Cut(body, []byte{0})
+	return len(rest) > 0 && rest[0] == 'V'
+}
+
 // isTag reports whether a command tag can be that of a command.
-func isTag(tag []byte, verb byte) bool {
-	if verb == 0 {
-		return true
-	}
+func isTag(tag []byte, verb string) bool {
 	word, _, _ := bytes.Cut(bytes.TrimRight(tag, "\x00"), []byte{' '})
-	switch verb {
-	case 'S':
-		return string(word) == "SELECT"
-	case 'I':
-		return string(word) == "INSERT"
-	case 'U':
-		return string(word) == "UPDATE"
-	case 'D':
-		return string(word) == "DELETE"
-	case 'M':
-		return string(word) == "MERGE"
-	}
-	return true
+	return verb == "" || string(word) == verb || verb == "COMMIT" && string(word) == "ROLLBACK"
 }
 
 var names = map[byte]string{

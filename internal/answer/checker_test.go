@@ -3,6 +3,7 @@ package answer_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"regexp"
 	"strings"
@@ -61,16 +62,16 @@ func run(parse bool) front {
 }
 
 var exchanges = []exchange{
-	{"named", answer.Hint{Verb: 'S'}, run(true), back{
+	{"named", answer.Hint{Verb: "SELECT"}, run(true), back{
 		&pgproto3.CloseComplete{}, &pgproto3.ParseComplete{}, &pgproto3.BindComplete{}, columns("a", "b"),
 		row("1", strings.Repeat("long", 500)), row("2", "y"), done("SELECT 2"), ready,
 	}},
-	{"without rows", answer.Hint{Verb: 'U'}, run(false), back{&pgproto3.BindComplete{}, &pgproto3.NoData{}, done("UPDATE 7"), ready}},
+	{"without rows", answer.Hint{Verb: "UPDATE"}, run(false), back{&pgproto3.BindComplete{}, &pgproto3.NoData{}, done("UPDATE 7"), ready}},
 	{"without columns", answer.Hint{}, run(false), back{&pgproto3.BindComplete{}, columns(), row(), done("SELECT 1"), ready}},
 	{"empty", answer.Hint{}, run(false), back{&pgproto3.BindComplete{}, &pgproto3.NoData{}, &pgproto3.EmptyQueryResponse{}, ready}},
 	{
 		"not described",
-		answer.Hint{Verb: 'S', Columns: 2},
+		answer.Hint{Verb: "SELECT", Columns: 2},
 		front{&pgproto3.Bind{PreparedStatement: "n"}, &pgproto3.Execute{}, &pgproto3.Sync{}},
 		back{&pgproto3.BindComplete{}, row("1", "x"), row("2", "y"), done("SELECT 2"), ready},
 	},
@@ -278,7 +279,7 @@ func grammar(asks front) string {
 // shape is an answer as a word of the grammar: rows of another number of columns than were described are X, tags of another command Y. An error
 // that ends the connection is an answer where one is due, and may come at any time.
 func shape(e exchange, answers back) (word string, fatals []int) {
-	n := e.hint.Columns
+	n, rows, copying := e.hint.Columns, 0, false
 	for _, m := range answers {
 		b, _ := m.Encode(nil)
 		typ := string(b[0])
@@ -290,10 +291,23 @@ func shape(e exchange, answers back) (word string, fatals []int) {
 				typ = "X"
 			}
 			n = len(m.Values)
-		case *pgproto3.CommandComplete:
-			if v := e.hint.Verb; v != 0 && m.CommandTag[0] != v {
+			rows++
+		case *pgproto3.NoData:
+			n = -1
+		case *pgproto3.EmptyQueryResponse:
+			if e.hint.Verb != "" {
 				typ = "Y"
 			}
+		case *pgproto3.CopyInResponse, *pgproto3.CopyOutResponse:
+			copying = true
+		case *pgproto3.CommandComplete:
+			if v := e.hint.Verb; copying && m.CommandTag[0] != 'C' || !copying && v != "" && !strings.HasPrefix(string(m.CommandTag), v) {
+				typ = "Y"
+			}
+			if e.hint.Verb == "SELECT" && !copying && n >= 0 && string(m.CommandTag) != fmt.Sprint("SELECT ", rows) {
+				typ = "Y"
+			}
+			copying = false
 		case *pgproto3.ErrorResponse:
 			if m == fatal {
 				fatals = append(fatals, len(word))

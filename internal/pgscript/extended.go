@@ -2,6 +2,7 @@ package pgscript
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/jackc/pgx/v5/pgproto3"
 )
@@ -148,6 +149,9 @@ func (c *client) execute() error {
 	}
 	c.notify(p.p.sql, p.args)
 	c.rows(columns, rows, p.formats)
+	if len(columns) > 0 && firstWord(p.p.sql) == "select" {
+		tag = "SELECT " + strconv.Itoa(len(rows))
+	}
 	c.queue(&pgproto3.CommandComplete{CommandTag: []byte(tag)})
 	return nil
 }

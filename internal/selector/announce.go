@@ -59,6 +59,7 @@ func (s *Selector) announce(ctx context.Context, before, after *Decision, v fall
 // The remedies. Each is followed to the letter in a test of the executor's.
 const (
 	silence      = "set prepared statements to off to silence this"
+	findDisorder = "find the pooler or proxy that answers out of order, and connect past it, or " + silence
 	findReset    = "find what runs DISCARD ALL or DEALLOCATE on the pool's connections, or " + silence
 	findUnseen   = "find the client that runs DEALLOCATE or DISCARD ALL where the pooler does not notice: inside a function or a DO block, or at all before PgBouncer 1.22; or " + silence
 	letItTrack   = "set max_prepared_statements above 0 in PgBouncer (1.21 or newer; upgrade an older one), or set prepared statements to shared, or to off to silence this"
@@ -69,6 +70,9 @@ const (
 
 // remedy says what a person can do about a change away from named statements. It is "" where nothing was proven that could be changed.
 func (s *Selector) remedy(d *Decision, v fallback.Verdict) string {
+	if v.Reason == fallback.ReasonDisorder {
+		return findDisorder
+	}
 	switch d.Topology.Tracking() {
 	case fallback.TrackingYes:
 		return findUnseen

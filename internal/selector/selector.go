@@ -197,6 +197,11 @@ func (s *Selector) Observe(ctx context.Context, ran *Decision, v fallback.Verdic
 		if s.config.ReprobeAfter < 0 {
 			s.holdUntil = math.MaxInt64
 		}
+		if v.Reason == fallback.ReasonDisorder && ran.Topology.Mode == fallback.ModeDirect {
+			// A probe does not see what hides behind the server's process id, and each return to names would cost a caller an error.
+			s.holdUntil = math.MaxInt64
+			s.probeAt.Store(0)
+		}
 	}
 	next := s.untilProbe()
 	s.mu.Unlock()

@@ -114,24 +114,19 @@ func Of(sql string) Kind {
 	return kind
 }
 
-// Verb returns the first letter of the command tag that PostgreSQL gives to a text of one statement, in upper case, where that is SELECT,
-// INSERT, UPDATE, DELETE or MERGE for sure, whatever views and rules do with it (PortalRunMulti, src/backend/tcop/pquery.c). Else it is 0. It
-// does not allocate. Safe for concurrent use.
-func Verb(sql string) byte {
+// verbs are the first words of the texts whose command tag is known beforehand, each with the tag's first word, whatever views and rules do with
+// the text (PortalRunMulti, src/backend/tcop/pquery.c).
+var verbs = map[string]string{
+	"select": "SELECT", "values": "SELECT", "table": "SELECT", "insert": "INSERT", "update": "UPDATE", "delete": "DELETE", "merge": "MERGE",
+	"begin": "BEGIN", "commit": "COMMIT", "end": "COMMIT", "rollback": "ROLLBACK", "abort": "ROLLBACK", "savepoint": "SAVEPOINT", "release": "RELEASE",
+	"copy": "COPY",
+}
+
+// Verb returns the first word of the command tag that PostgreSQL gives to a text of one statement, "" where that is not certain. For COMMIT it may
+// be ROLLBACK too. It does not allocate. Safe for concurrent use.
+func Verb(sql string) string {
 	var buf [longestWord]byte
-	switch string(word(skip(sql), &buf)) {
-	case "select", "values", "table":
-		return 'S'
-	case "insert":
-		return 'I'
-	case "update":
-		return 'U'
-	case "delete":
-		return 'D'
-	case "merge":
-		return 'M'
-	}
-	return 0
+	return verbs[string(word(skip(sql), &buf))]
 }
 
 // OfScript returns what a text is that may hold several statements, as one of the simple protocol may: the flags of all of them. What a backslash

@@ -19,7 +19,7 @@ type Statement struct {
 	sql    string
 	salt   string
 	kind   sqltext.Kind
-	verb   byte
+	verb   string
 	stable atomic.Bool
 	gen    atomic.Int32
 	desc   atomic.Pointer[Description]
@@ -34,7 +34,7 @@ type Description struct {
 	// sd.SQL carries the generation comment, sd.Name the hash of text and parameter types.
 	sd   pgconn.StatementDescription
 	kind sqltext.Kind
-	verb byte // of the command tag, see [sqltext.Verb]
+	verb string // of the command tag, see [sqltext.Verb]
 }
 
 // SQL returns the text that is sent, with its generation comment if the statement has moved on.
@@ -196,18 +196,24 @@ func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin *[]string) 
 // which loses the error of a PgBouncer 1.15 that closes the socket behind it.
 func (c *Conn) learn(ctx context.Context, texts, begin []string) ([]*pgconn.StatementDescription, error) {
 	p := c.pg.StartPipeline(ctx)
+	for range c.marks(0) {
+		p.SendDeallocate(markName)
+	}
 	for _, text := range begin {
 		p.SendQueryParams(text, nil, nil, nil, nil)
+		c.ExpectText(text)
 	}
 	for _, text := range texts {
 		c.Learns++
 		p.SendPrepare("", text, nil)
 	}
-	if err := p.Sync(); err != nil {
+	err := p.Sync()
+	c.ForgetText()
+	if err != nil {
 		return nil, err
 	}
 	var sds []*pgconn.StatementDescription
-	err := func() error {
+	err = func() error {
 		for {
 			res, err := p.GetResults()
 			if err != nil || res == nil {

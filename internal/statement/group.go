@@ -133,6 +133,13 @@ func (g *Group) Send(ctx context.Context) error {
 	c := g.c
 	g.sent = true
 	g.p = c.pg.StartPipeline(ctx)
+	closes := len(c.closes)
+	if len(g.items) > 0 && g.items[0].parse {
+		closes++
+	}
+	for range c.marks(closes) {
+		g.p.SendDeallocate(markName)
+	}
 	for _, name := range c.closes {
 		g.p.SendDeallocate(name)
 	}

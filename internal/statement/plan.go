@@ -107,10 +107,18 @@ func (c *Conn) Run(ctx context.Context, e *Execution) (*pgconn.ResultReader, err
 	// A prefix is written only when the call below is sure to flush it: one that is left in the buffer by a call that returned early would
 	// be answered in front of the next statement's own answer.
 	wrote := false
-	if prefix := parse || len(c.closes) > 0; prefix && ctx.Err() != nil {
+	closes := len(c.closes)
+	if parse {
+		closes++
+	}
+	marks := c.marks(closes)
+	if prefix := closes+marks > 0; prefix && ctx.Err() != nil {
 		ctx = doneContext{ctx}
 	} else if prefix && !c.pg.IsBusy() && !c.pg.IsClosed() {
 		wrote = true
+		for range marks {
+			c.pg.Frontend().SendClose(&pgproto3.Close{ObjectType: 'S', Name: markName})
+		}
 		c.sendCloses()
 		if parse {
 			c.sendCloseParse(d)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/bounceproof/bounceproof/internal/answer"
 	"github.com/bounceproof/bounceproof/internal/pgxinternals"
+	"github.com/bounceproof/bounceproof/internal/sqltext"
 )
 
 // DefaultCapacity is how many names a connection keeps by default: PgBouncer's own default for max_prepared_statements.
@@ -37,6 +38,7 @@ type Conn struct {
 	eqb       pgx.ExtendedQueryBuilder
 	wire      answer.Checker
 	watched   bool
+	leading   int // Closes at the start of the last request
 
 	// Data is the caller's own, kept with the connection.
 	Data any
@@ -45,6 +47,8 @@ type Conn struct {
 	Scope string
 	// Direct says that the connection was seen to lead to a backend of its own.
 	Direct bool
+	// Doubtful says that an error on this connection may be another client's: that of a pooler before PgBouncer 1.21, see [Conn.marks].
+	Doubtful bool
 
 	// Parses and Learns count the Parse messages sent for executions and for learning since the caller last took them.
 	Parses, Learns int64
@@ -94,6 +98,40 @@ func (c *Conn) watch() {
 // Disorder returns the first answer on this connection that was out of order, as an *[answer.Error], or nil. The connection is of no use then,
 // and what was read from it last may belong to another request.
 func (c *Conn) Disorder() error { return c.wire.Err() }
+
+// Of returns what is known of a connection, nil if nothing is.
+func Of(pg *pgconn.PgConn) *Conn {
+	c, _ := pg.CustomData()[customDataKey].(*Conn)
+	return c
+}
+
+// ExpectText says that text is sent next, as a simple query of one statement, so that an answer to another command is out of order. It is taken
+// back with ForgetText.
+func (c *Conn) ExpectText(text string) { c.wire.Expect(answer.Hint{Verb: sqltext.Verb(text)}) }
+
+// ExpectCopyFrom is ExpectText for a COPY from the client.
+func (c *Conn) ExpectCopyFrom() { c.wire.Expect(answer.Hint{Verb: "COPY", CopyIn: true}) }
+
+// ForgetText takes back what [Conn.ExpectText] and [Conn.ExpectCopyFrom] said, in case that the text was not sent.
+func (c *Conn) ForgetText() { c.wire.ForgetHints() }
+
+// markName is the name of no statement.
+const markName = "bp_mark"
+
+// marks returns how many Closes of no statement go in front of a request that begins with closes of its own.
+//
+// An error is an answer to anything, also one that a pooler has left for another client. The answer to what was sent is then still to come, and
+// would be taken for that to the next request. So behind such a pooler the request after an error begins with another number of
+// CloseCompletes than the one before, and what comes next is told from what was left.
+func (c *Conn) marks(closes int) (marks int) {
+	if c.Doubtful && c.wire.Failed() {
+		if marks = 1; closes+marks == c.leading {
+			marks++
+		}
+	}
+	c.leading = closes + marks
+	return marks
+}
 
 // Conn returns the connection itself.
 func (c *Conn) Conn() *pgx.Conn { return c.conn }
