@@ -20,7 +20,7 @@ import (
 type Group struct {
 	c        *Conn
 	items    []groupItem
-	names    map[string]struct{} // used by an item
+	names    map[string]struct{} // parsed by an item
 	front    int                 // the first statement's place: where the Parses stand that are moved forward
 	answered int                 // how many bytes answer what precedes the next Parse there
 	fixed    bool                // an item may change what a text means, so no Parse moves in front of it
@@ -83,7 +83,7 @@ func (g *Group) Add(e Execution) error {
 	}
 	it.formats = e.Formats.choose(e.Description, e.Description.sd.Fields, it.eqb.ResultFormats)
 	if e.Strategy == fallback.Named || e.Strategy == fallback.Shared {
-		if _, used := g.names[it.name]; !used {
+		if _, parsed := g.names[it.name]; !parsed {
 			it.parse = e.Parse || e.Strategy == fallback.Named && !g.c.Knows(it.name)
 			it.moved = it.parse && e.Tracked
 		}
@@ -91,12 +91,13 @@ func (g *Group) Add(e Execution) error {
 			it.parse, it.moved, e.Strategy = false, false, fallback.Unprepared
 		}
 	}
-	if e.Strategy == fallback.Named || e.Strategy == fallback.Shared {
+	if it.parse {
 		if g.names == nil {
 			g.names = make(map[string]struct{})
 		}
 		g.names[it.name] = struct{}{}
-	} else {
+	}
+	if e.Strategy != fallback.Named && e.Strategy != fallback.Shared {
 		// The unnamed statement lasts until the next Parse of one: a run of the same statement needs it once.
 		it.name = ""
 		it.params = !g.lastUnnamed(e.Description)
