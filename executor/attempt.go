@@ -30,6 +30,7 @@ type attempt struct {
 	forced   bool               // strategy and parse were set after the failure of the run before
 	fresh    bool               // d was learnt in this call, so it cannot be stale
 	unnamed  bool               // never by name
+	path     string             // what the transaction has said of search_path, see [Executor.lookup]
 	since    int64              // in Unix nanoseconds: a description has to be younger; 0 is any
 	stage    stage
 	runs     int
@@ -39,10 +40,14 @@ type attempt struct {
 // descriptionAge is how old a description may be before the text is learnt again, in a round trip of its own.
 const descriptionAge = 5 * time.Minute
 
-// lookup finds the statement of a call.
+// lookup finds the statement of a call. A text that was found to mean other types in another schema has a statement for each search_path that
+// transactions set, named differently, as the catalogs of differently configured connections are.
 func (ex *Executor) lookup(c *statement.Conn, q *call, a *attempt) *statement.Statement {
 	if a.st == nil {
 		a.st = ex.statement(c, q.sql, q.stable())
+		if a.path != "" && a.st.DependsOnSearchPath() {
+			a.st = ex.statementUnder(c, a.path, q.sql, q.stable())
+		}
 		if q.describesEachTime() {
 			a.since = time.Now().UnixNano()
 		}

@@ -135,7 +135,7 @@ func (br *batchResults) begin() {
 		}
 		if br.t != nil {
 			it.q.sql = br.t.alias(it.q.sql)
-			it.a.unnamed, it.a.since = br.t.second != 0, br.t.second
+			it.a.unnamed, it.a.since, it.a.path = br.t.second != 0, br.t.second, br.t.path
 		}
 		kind := sqltext.Of(it.q.sql)
 		it.text = len(it.q.args) == 0 && kind&sqltext.Control != 0

@@ -3,6 +3,8 @@ package executor
 import (
 	"sync"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
 	"github.com/bounceproof/bounceproof/internal/selector"
 	"github.com/bounceproof/bounceproof/internal/statement"
 )
@@ -10,9 +12,13 @@ import (
 // catalogs are an executor's statements, one catalog for each scope of connections: where a pool's hooks give its connections different search
 // paths, the same text means other tables. Most pools have one scope. Safe for concurrent use.
 type catalogs struct {
-	mu      sync.Mutex // guards byScope
+	mu      sync.Mutex // guards what follows
 	byScope map[string]*statement.Catalog
+	byPath  *simplelru.LRU[string, *statement.Catalog] // by scope and search_path, for the few texts that need it; nil at first
 }
+
+// pathCapacity is for how many search paths statements are kept: those of tenants that are in use.
+const pathCapacity = 256
 
 // connData is what an executor keeps with a connection.
 type connData struct {
@@ -53,6 +59,23 @@ func (ex *Executor) statement(c *statement.Conn, sql string, marked bool) *state
 		d.stable[sql] = st
 	}
 	return st
+}
+
+// statementUnder is statement for a text whose types depend on what the transaction has said of search_path.
+func (ex *Executor) statementUnder(c *statement.Conn, path, sql string, marked bool) *statement.Statement {
+	cs := &ex.catalogs
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.byPath == nil {
+		cs.byPath, _ = simplelru.NewLRU[string, *statement.Catalog](pathCapacity, nil) // the only error is a size below 1
+	}
+	key := c.Scope + "\x00\x00" + path
+	catalog, ok := cs.byPath.Get(key)
+	if !ok {
+		catalog = statement.NewCatalog(ex.cfg.PrepareThreshold, ex.cfg.StatementSalt+"\x00"+path)
+		cs.byPath.Add(key, catalog)
+	}
+	return catalog.Lookup(sql, marked)
 }
 
 // resetNames makes the connection forget its names when the selector has decided anew.

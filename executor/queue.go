@@ -17,7 +17,8 @@ import (
 func (t *tx) commitQueue(ctx context.Context) error {
 	m := queueCommit{t: t, items: make(items, len(t.queue)), phase: fallback.PhaseCommit}
 	for i := range m.items {
-		m.items[i].q, m.items[i].a.unnamed, m.items[i].a.since = &t.queue[i], t.second != 0, t.second
+		it := &m.items[i]
+		it.q, it.a.unnamed, it.a.since, it.a.path = &t.queue[i], t.second != 0, t.second, t.path
 	}
 	m.implicit = !t.preamble.begun && t.opts == (pgx.TxOptions{}) && !slices.ContainsFunc(t.queue, needsBlock)
 	if !m.implicit && t.statementMode() {

@@ -53,6 +53,7 @@ type tx struct {
 	nested     []*savepoint      // the open ones, innermost last
 	aliases    map[string]string // Prepare's names
 	lostErr    error             // the *PreparedStatementError that ended the transaction, unless a savepoint undid it
+	path       string            // the last text of the transaction that speaks of search_path, with its arguments
 	copyFailed bool              // the connection must not outlive the transaction
 	closed     bool
 	local      *txlocal.Values // nil until somebody stores something
@@ -94,6 +95,7 @@ func (ex *Executor) begin(ctx context.Context, from source, opts pgx.TxOptions) 
 		}
 	}()
 	t.preamble.replaced()
+	t.noteSearchPath(opts.BeginQuery, nil)
 	traced, end := t.traceStart(ctx, opts.BeginQuery)
 	tag, err := simpleExec(traced, t.s.c.PgConn(), opts.BeginQuery)
 	end(tag, err)

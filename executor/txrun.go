@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -31,7 +32,7 @@ func (t *tx) enter(ctx context.Context, queue *[]call, sql string, args []any, e
 func (t *tx) singleOf(q call) *single {
 	x := t.s.reusableSingle()
 	x.ex, x.s, x.route, x.q = t.ex, &t.s, t, q
-	x.a.unnamed, x.a.since = t.second != 0, t.second
+	x.a.unnamed, x.a.since, x.a.path = t.second != 0, t.second, t.path
 	return x
 }
 
@@ -50,6 +51,7 @@ func (t *tx) send(ctx context.Context, q *call, a *attempt) (*pgconn.ResultReade
 	ask := t.question(a)
 	a.stage = stageEncode
 	e := t.ex.execution(c, q, a)
+	t.noteSearchPath(q.sql, q.args)
 	if len(t.preamble.unsent) == 0 && ask == askNothing {
 		rr, err := c.Run(ctx, &e)
 		if err == nil {
@@ -118,7 +120,34 @@ func (t *tx) pass(ctx context.Context, sql string) error {
 	}
 	t.preamble.use()
 	t.ex.passes(t.s.c, sql)
+	t.noteSearchPath(sql, nil)
 	return nil
+}
+
+// noteSearchPath keeps what a text of the transaction says of search_path, be it SET or set_config.
+func (t *tx) noteSearchPath(sql string, args []any) {
+	if !speaksOfSearchPath(sql) {
+		return
+	}
+	t.path = sql
+	if len(args) > 0 {
+		t.path = fmt.Sprintf("%s %q", sql, args)
+	}
+}
+
+// speaksOfSearchPath reports whether a text has the word in it, as it is usually written.
+func speaksOfSearchPath(sql string) bool {
+	return strings.Contains(sql, "search_path") || strings.Contains(sql, "SEARCH_PATH")
+}
+
+// otherSchema reports whether arguments that did not fit a description may fit that of another schema, and makes the attempt find it.
+func (a *attempt) otherSchema() bool {
+	if a.stage != stageEncode || a.path == "" || a.fresh || a.st == nil || a.st.DependsOnSearchPath() {
+		return false
+	}
+	a.st.FoundBySearchPath()
+	a.st, a.d = nil, nil
+	return true
 }
 
 // phase is where in the transaction the next statement stands.
@@ -141,6 +170,9 @@ func (t *tx) retry(ctx context.Context, a *attempt, err error) (again bool, _ er
 	}
 	if t.redoUnmarked(ctx, a, err) {
 		return true, err
+	}
+	if a.otherSchema() {
+		return true, err // nothing was sent
 	}
 	sent := a.stage != stageEncode
 	untouched := !sent || (pgconn.SafeToRetry(err) && !t.s.c.PgConn().IsClosed())
@@ -165,6 +197,9 @@ func (t *tx) fail(a *attempt, err error) error {
 	case v.Reason == fallback.ReasonStatementMode:
 		return fmt.Errorf("%w: %w", ErrStatementMode, err)
 	case isLost(v), v.Action == fallback.RerunTx:
+		if a.path != "" && a.st != nil && overtaken(v) {
+			a.st.FoundBySearchPath()
+		}
 		var lost *PreparedStatementError
 		if !errors.As(err, &lost) {
 			lost = &PreparedStatementError{Reason: a.verdict.Reason, Name: a.verdict.Name, Err: err}

@@ -24,6 +24,7 @@ type Statement struct {
 	gen    atomic.Int32
 	desc   atomic.Pointer[Description]
 	learnt atomic.Int64 // when, in Unix nanoseconds
+	byPath atomic.Bool  // see DependsOnSearchPath
 }
 
 // Description is what the server said about a statement when it was learnt, and the name that follows from it. It is immutable.
@@ -86,6 +87,12 @@ func (s *Statement) NeedsRefresh(age time.Duration) bool {
 	learnt, now := s.learnt.Load(), time.Now().UnixNano()
 	return now-learnt > int64(age) && s.learnt.CompareAndSwap(learnt, now)
 }
+
+// DependsOnSearchPath reports whether the text was seen to mean other types under another search_path than the one it was learnt under.
+func (s *Statement) DependsOnSearchPath() bool { return s.byPath.Load() }
+
+// FoundBySearchPath makes DependsOnSearchPath true.
+func (s *Statement) FoundBySearchPath() { s.byPath.Store(true) }
 
 // LearntBefore reports whether the description is older than a time in Unix nanoseconds; of time 0 nothing is.
 func (s *Statement) LearntBefore(t int64) bool { return t != 0 && s.learnt.Load() < t }
