@@ -40,7 +40,8 @@ func probeStatement() (name, text string) {
 // behind but one short statement in the cache of a pooler that tracks, which goes with the server connection or makes room for others.
 //
 //  1. The process id of the connection's BackendKeyData is compared with pg_backend_pid(). PgBouncer makes up its own (proto.c), as do
-//     Odyssey, PgCat and Supavisor. Equal: direct. (A proxy that relays the key is taken for direct, and behaves like it.)
+//     Odyssey, PgCat and Supavisor. Equal: direct, unless answers come in another order than PostgreSQL's. (A proxy that relays both is taken
+//     for direct, and behaves like it.)
 //  2. In one Sync group: Parse a random name, read pg_prepared_statements, Close it. Whichever name the server knows the text by shows
 //     whether the pooler forwards names or keeps track of them under its own.
 //  3. Two connections ask for their backend in turn. One backend on both, or a change under one of them: servers are shared.
@@ -60,11 +61,11 @@ func Probe(ctx context.Context, dial func(context.Context) (*pgconn.PgConn, erro
 	budget, cancel := context.WithTimeout(ctx, probeBudget)
 	defer cancel()
 
-	backend, err := a.backend(budget)
+	backend, ordered, err := a.orderedBackend(budget)
 	if err != nil {
 		return Topology{}, probeError(ctx, err)
 	}
-	if backend == a.keyPID {
+	if backend == a.keyPID && ordered {
 		return directTopology(backend), nil
 	}
 	p := newProbe(a.keyPID, backend)
@@ -104,7 +105,11 @@ type probe struct {
 // newProbe returns one that has seen the first answer: it is a pooler's.
 func newProbe(keyPID, backend uint32) *probe {
 	p := &probe{rounds: probeRounds, backends: [2]uint32{backend, 0}, top: Topology{Pooler: PoolerOther}}
-	p.note("the connection's process id %d is not its backend's %d", keyPID, int32(backend)) // CockroachDB's -1
+	if backend == keyPID {
+		p.note("the connection's process id %d is its backend's, but answers come out of order, so a proxy is in between", keyPID)
+	} else {
+		p.note("the connection's process id %d is not its backend's %d", keyPID, int32(backend)) // CockroachDB's -1
+	}
 	return p
 }
 

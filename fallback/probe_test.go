@@ -96,6 +96,12 @@ func TestProbeOfOtherPoolers(t *testing.T) {
 		round int // trips; 0 = any
 	}{
 		{"a server", pgscript.Options{}, fallback.Topology{Pooler: "none", Mode: fallback.ModeDirect}, 1},
+		{
+			"Pgpool-II, which passes the server's process id on, and answers a Close before its turn",
+			pgscript.Options{Script: pgscript.Script{CloseFirst: true}},
+			fallback.Topology{Pooler: "pooler", Mode: fallback.ModeSession},
+			14,
+		},
 		{"a session pooler", sessionPooler(pgscript.Script{}), fallback.Topology{Pooler: "pooler", Mode: fallback.ModeSession}, 14},
 		{
 			"Odyssey",

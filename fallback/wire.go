@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/bounceproof/bounceproof/internal/answer"
 )
 
 // Dialer returns a dial function for [Probe] that connects with whatever config returns, a fresh configuration for each call: the
@@ -33,7 +35,8 @@ func Dialer(config func(context.Context) (*pgconn.Config, error)) func(context.C
 type wire struct {
 	conn     net.Conn
 	frontend *pgproto3.Frontend
-	keyPID   uint32 // as BackendKeyData gave it
+	check    *answer.Checker // nil if it came too late
+	keyPID   uint32          // as BackendKeyData gave it
 	dead     bool
 }
 
@@ -47,7 +50,12 @@ func dialProbe(ctx context.Context, dial func(context.Context) (*pgconn.PgConn, 
 		_ = pg.Close(ctx)
 		return nil, err
 	}
-	return &wire{conn: h.Conn, frontend: h.Frontend, keyPID: h.PID}, nil
+	w := &wire{conn: h.Conn, frontend: h.Frontend, keyPID: h.PID}
+	if h.Frontend.ReadBufferLen() == 0 {
+		w.check = &answer.Checker{LooseClose: true} // what comes before its turn is what the probe wants to see
+		w.frontend = pgproto3.NewFrontend(w.check.Wrap(h.Conn, h.Conn))
+	}
+	return w, nil
 }
 
 // close says goodbye and closes the socket. It may be called twice.
@@ -150,7 +158,23 @@ func (w *wire) fail(ctx context.Context, err error) error {
 
 // backend asks which server process answers.
 func (w *wire) backend(ctx context.Context) (uint32, error) {
-	rows, err := w.group(ctx, func(w *wire) { w.query("select pg_catalog.pg_backend_pid()") })
+	return w.backendAnd(ctx, func(*wire) {})
+}
+
+// orderedBackend is backend, and reports whether the answers came in the order of what was sent. A Close of no statement stands behind the
+// question: PostgreSQL answers in order, and Pgpool-II answers a Close at once (4.3.5 in streaming replication mode), so it is there though it
+// passes the server's process id on.
+func (w *wire) orderedBackend(ctx context.Context) (pid uint32, ordered bool, err error) {
+	pid, err = w.backendAnd(ctx, func(w *wire) { w.closeStatement("bp_probe_" + randomHex()) })
+	return pid, w.check == nil || !w.check.Reordered(), err
+}
+
+// backendAnd asks which server process answers, and sends what more queues behind that.
+func (w *wire) backendAnd(ctx context.Context, more func(*wire)) (uint32, error) {
+	rows, err := w.group(ctx, func(w *wire) {
+		w.query("select pg_catalog.pg_backend_pid()")
+		more(w)
+	})
 	if err != nil {
 		return 0, err
 	}

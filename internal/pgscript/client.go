@@ -251,6 +251,9 @@ func (c *client) handle(msg pgproto3.FrontendMessage) error {
 			delete(c.names(), m.Name)
 			c.b.mu.Unlock()
 		}
+		if c.b.o.Script.CloseFirst {
+			return c.answer(&pgproto3.CloseComplete{})
+		}
 		c.queue(&pgproto3.CloseComplete{})
 	case *pgproto3.Query:
 		return c.query(m.String)

@@ -17,6 +17,8 @@ type Script struct {
 	Rename func(name string) string
 	// Execute is asked before each text is executed. An error that it returns is the text's, [NoAnswer] included.
 	Execute func(conn int, sql string) *pgproto3.ErrorResponse
+	// CloseFirst answers each Close at once, in front of what it has not sent yet, as Pgpool-II does in streaming replication mode.
+	CloseFirst bool
 	// ErrorsEnd makes every error the end of its connection, whatever its severity says, as PgBouncer 1.15 has it with its own.
 	ErrorsEnd bool
 }
