@@ -20,7 +20,9 @@ const (
 	Off
 	// Shared is Auto, but behind a transaction pooler that forwards names as they are (PgBouncer before 1.21, or newer with
 	// max_prepared_statements=0) it keeps prepared speed: names are content hashes, so whichever server connection answers either has the
-	// statement or does not, and then it is parsed and run again. Every client of the same database role must be trusted: one of them
+	// statement or does not, and then it is parsed and run again. It waits for proof that names are forwarded, and runs unprepared until then.
+	// A neighbour's DEALLOCATE ALL or DISCARD ALL costs a round trip and fails nobody; one that deallocates a single name of ours
+	// can fail a transaction that was begun with Begin. Every client of the same database role must be trusted: one of them
 	// could create a name of ours with other SQL. Config.StatementSalt narrows that to clients that know the salt.
 	Shared
 )
