@@ -228,7 +228,8 @@ func (s *Selector) downgrade(ran *Decision, v fallback.Verdict) (to fallback.Str
 	if s.config.Policy != Auto && s.config.Policy != Shared || to != fallback.Named && to != fallback.Shared {
 		return to, t, false
 	}
-	if s.config.Policy == Shared && to == fallback.Named && t.Forwards && !v.PoolerMade {
+	// Where it was seen to track, and one error says otherwise, a probe tells.
+	if s.config.Policy == Shared && to == fallback.Named && t.Forwards && !ran.Topology.Tracks && !v.PoolerMade {
 		return fallback.Shared, t, false
 	}
 	return fallback.Unprepared, t, false
