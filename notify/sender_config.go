@@ -43,7 +43,7 @@ type SenderConfig struct {
 	// after the window, or after 1ms if that is off too.
 	RetryMax time.Duration
 
-	// Options are put in front of the statement's arguments, in the manner of pgx. nil means pgx.QueryExecModeExec, which
+	// Options are put in front of the arguments of the sender's own statements, in the manner of pgx. nil means pgx.QueryExecModeExec, which
 	// needs no prepared statement and so works behind every pooler; an executor passes prepare.Stable. Use an empty,
 	// non-nil slice for none.
 	Options []any

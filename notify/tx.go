@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // txNotifySQL notifies only while the queue has room, for with a full queue it is the publisher's COMMIT that fails
@@ -18,7 +20,8 @@ const txNotifySQL = `select pg_catalog.pg_notify($1, $2) where pg_catalog.pg_not
 // poll: whoever knows when tx commits calls [Sender.Notify] then, which is also cheaper for the cluster.
 //
 // Subscribers of this process are woken a window after the call. An error of the statement inside tx is returned, for it
-// has aborted tx. tx is used only during the call.
+// has aborted tx. tx is used only during the call. The statement is not prepared, whatever Options say, so it works in a transaction of bare
+// pgx behind every pooler.
 func (s *Sender) NotifyTx(ctx context.Context, tx Execer, channel, payload string) error {
 	if err := s.check(channel, payload); err != nil {
 		return err
@@ -38,9 +41,8 @@ func (s *Sender) NotifyTx(ctx context.Context, tx Execer, channel, payload strin
 	s.lastTx = now
 	s.mu.Unlock()
 
-	args := make([]any, 0, len(s.cfg.Options)+2)
-	args = append(append(args, s.cfg.Options...), channel, payload)
-	tag, err := tx.Exec(ctx, txNotifySQL, args...)
+	// Not by Options, which are for the sender's own statements: tx may be bare pgx, whose names collide behind a pooler.
+	tag, err := tx.Exec(ctx, txNotifySQL, pgx.QueryExecModeExec, channel, payload)
 	if err != nil {
 		return fmt.Errorf("notify: notify in transaction: %w", err)
 	}

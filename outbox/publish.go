@@ -15,7 +15,7 @@ import (
 // Publish writes events in the caller's transaction: they are delivered if it commits, and never if it does not.
 //
 // With an [executor.Tx], also one that executor.TxOf finds within wrappers, the statement is queued: it rides with COMMIT in the same
-// round trip, and COMMIT returns its error. With any other pgx.Tx it runs at once, and since such a transaction has no commit hook,
+// round trip, and COMMIT returns its error. With any other pgx.Tx it runs at once, unprepared, and since such a transaction has no commit hook,
 // dispatchers learn of it at their next poll unless the caller calls [Store.Wake] after the commit.
 //
 // All events of one call are one statement. It takes the advisory locks of its keys in sorted order, those of later calls queued on the
@@ -40,13 +40,14 @@ func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	if etx, ok := executor.TxOf(tx); ok {
 		return s.enqueue(ctx, tx, etx, c)
 	}
-	lanes, err := s.verify(ctx, tx, prepare.Stable)
+	// By no name: those that pgx gives collide behind a pooler that forwards them, and a collision would abort the caller's transaction.
+	lanes, err := s.verify(ctx, tx, pgx.QueryExecModeExec)
 	if err != nil {
 		return err
 	}
 	s.assignLanes(c, lanes)
 	sql, args := c.statement(s.sql, nil)
-	if _, err := tx.Exec(ctx, sql, args...); err != nil {
+	if _, err := tx.Exec(ctx, sql, unnamed(args)...); err != nil {
 		return fmt.Errorf("outbox: publish: %w", err)
 	}
 	return nil
@@ -134,6 +135,33 @@ func (c *columns) statement(sql *statements, extra []int64) (string, []any) {
 		}
 	}
 	return sql.publishMany, []any{prepare.Stable, c.lanes, locks, c.types, c.keys, c.payloads, c.headers}
+}
+
+// unnamed returns the arguments of a statement for a transaction that is not the executor's. In this mode pgx goes by the types of the
+// arguments, and headers, which are the last bytes, are jsonb.
+func unnamed(args []any) []any {
+	args = slices.Clone(args)
+	args[0] = pgx.QueryExecModeExec
+	const headers = 6
+	switch h := args[headers].(type) {
+	case []byte:
+		args[headers] = jsonText(h)
+	case [][]byte:
+		texts := make([]*string, len(h))
+		for i := range h {
+			texts[i] = jsonText(h[i])
+		}
+		args[headers] = texts
+	}
+	return args
+}
+
+func jsonText(b []byte) *string {
+	if b == nil {
+		return nil
+	}
+	text := string(b)
+	return &text
 }
 
 // publication is a queued publishing statement whose text or arguments are decided when it is sent.
