@@ -42,9 +42,12 @@ type Event struct {
 	Kind Kind
 }
 
-// Handler handles the events of one channel. Calls for one channel are serial; those of different channels run side by
-// side. A slow handler delays nobody else: while it runs, what arrives for its channel waits, each payload once and not more
-// than MaxPending. A payload that arrives during the call for the same payload is delivered once more.
+// Handler handles the events of one channel. Calls by one registration are serial; those of different channels, and of several
+// handlers of one channel, run side by side. A slow handler delays nobody else: while it runs, what arrives for it waits, each
+// payload once and not more than MaxPending. A payload that arrives during the call for the same payload is delivered once
+// more. A poll that is due goes before the payloads, so it is late by one call at most.
+//
+// A handler that panics, or calls runtime.Goexit, ends the program.
 //
 // ctx is done when the listener's Run is told to stop; Run waits for the handler to return.
 type Handler interface {

@@ -4,12 +4,16 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/bounceproof/bounceproof/internal/await"
 	"github.com/bounceproof/bounceproof/internal/pgscript"
 	"github.com/bounceproof/bounceproof/notify"
 )
@@ -206,4 +210,131 @@ func TestSenderOfTheSameProcessWakesHandlersWithoutTheServer(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+func TestAPollIsLateByOneCallAtMost(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ call, interval time.Duration }{
+		"a quick handler":                    {5 * time.Millisecond, 200 * time.Millisecond},
+		"a handler slower than the interval": {300 * time.Millisecond, 100 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				pg := newScripted(t, pgscript.Options{})
+				l, err := notify.NewListener(pg, notify.ListenerConfig{
+					PollInterval: c.interval, ProvenPollInterval: c.interval, Logger: slog.New(slog.DiscardHandler),
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				rec := &recorder{}
+				var polls []time.Time
+				var worst time.Duration
+				last := time.Now()
+				l.Handle("news", notify.HandlerFunc(func(ctx context.Context, e notify.Event) {
+					rec.HandleEvent(ctx, e)
+					if e.Kind == notify.Polled {
+						polls = append(polls, time.Now())
+						worst = max(worst, time.Since(last))
+						last = time.Now()
+					}
+					time.Sleep(c.call)
+					if e.Kind == notify.Notified {
+						pg.Notify("news", e.Payload) // ten payloads always arrive
+					}
+				}))
+				stop := run(t, l)
+				synctest.Wait()
+				for i := range 10 {
+					pg.Notify("news", fmt.Sprint(i))
+				}
+				time.Sleep(20 * time.Second)
+				stop()
+				// A wait is up to 120 percent of the interval; a payload's call may be under way, and after a poll another one's turn is.
+				if limit := c.interval*6/5 + 2*c.call; worst > limit || len(polls) == 0 {
+					t.Errorf("%d polls, at most %v apart, want %v", len(polls), worst, limit)
+				}
+				if n := rec.kinds(notify.Notified); n < int(20*time.Second/c.call)/3 {
+					t.Errorf("%d notifications handled beside %d polls", n, len(polls))
+				}
+			})
+		})
+	}
+}
+
+func TestSeveralHandlersOfOneChannelEachGetEverything(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pg := newScripted(t, pgscript.Options{})
+		s := newSender(t, newFakeDB(), notify.SenderConfig{})
+		l, err := notify.NewListener(pg, notify.ListenerConfig{Sender: s, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, second := &recorder{}, &recorder{}
+		release := make(chan struct{})
+		l.Handle("news", notify.HandlerFunc(func(ctx context.Context, e notify.Event) {
+			first.HandleEvent(ctx, e)
+			if e.Kind == notify.Notified {
+				<-release
+			}
+		}))
+		l.Handle("news", second)
+		stop := run(t, l)
+		synctest.Wait()
+		pg.Notify("news", "1")
+		notifyAll(t, s, "news", "2")
+		synctest.Wait()
+		if !second.heard("1") || !second.heard("2") || second.kinds(notify.Resynced) != 1 || l.Status().Received != 1 {
+			t.Errorf("the second handler is held up by the first: %+v", l.Status())
+		}
+		close(release)
+		time.Sleep(10 * time.Second)
+		if !first.heard("1") || !first.heard("2") || first.kinds(notify.Resynced) != 1 || first.kinds(notify.Polled) == 0 || second.kinds(notify.Polled) == 0 {
+			t.Error("the first handler did not get everything")
+		}
+		stop()
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// It is played in a process of its own, for it ends the program.
+func TestGoexitOfTheProgramsFunctionsIsAPanic(t *testing.T) {
+	t.Parallel()
+	const key = "NOTIFY_TEST_GOEXIT"
+	switch os.Getenv(key) {
+	case "handler":
+		l, err := notify.NewListener(newScripted(t, pgscript.Options{}), notify.ListenerConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Handle("news", notify.HandlerFunc(func(context.Context, notify.Event) { runtime.Goexit() }))
+		run(t, l)
+		select {}
+	case "subscriber":
+		s := newSender(t, newFakeDB(), notify.SenderConfig{Window: time.Hour})
+		s.Subscribe("news", func(string) { runtime.Goexit() })
+		for range 2 { // the second is announced by the worker
+			if err := s.NotifyTx(t.Context(), newFakeDB(), "news", ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = s.Flush(t.Context())
+		select {}
+	}
+	for who, want := range map[string]string{
+		"handler":    "panic: notify: the handler of channel news called runtime.Goexit",
+		"subscriber": "panic: notify: a subscriber of channel news called runtime.Goexit",
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), await.Deadline)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestGoexitOfTheProgramsFunctionsIsAPanic$") //nolint:gosec // itself
+		cmd.Env = append(os.Environ(), key+"="+who)
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("%s: %v\n%.1000s", who, err, out)
+		}
+	}
 }

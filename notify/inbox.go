@@ -16,6 +16,7 @@ type inbox struct {
 	mu       sync.Mutex // guards what follows
 	resync   bool
 	poll     bool
+	polled   bool     // the event before was a poll
 	payloads []string // in order of arrival
 	known    map[string]struct{}
 	merged   bool // payloads is one empty payload that stands for many
@@ -75,6 +76,11 @@ func (m *inbox) take() (Event, bool) {
 	case m.resync:
 		m.resync, m.poll = false, false // whoever resyncs has looked
 		e.Kind = Resynced
+	case m.poll && (!m.polled || len(m.payloads) == 0):
+		// Before the payloads, or a channel where they never end would not be polled; but only one by one, or a handler slower than
+		// the interval would do nothing else.
+		m.poll = false
+		e.Kind = Polled
 	case len(m.payloads) > 0:
 		e.Kind, e.Payload = Notified, m.payloads[0]
 		m.payloads = m.payloads[1:]
@@ -82,12 +88,10 @@ func (m *inbox) take() (Event, bool) {
 		if len(m.payloads) == 0 {
 			m.payloads, m.merged = nil, false
 		}
-	case m.poll:
-		m.poll = false
-		e.Kind = Polled
 	default:
 		return Event{}, false
 	}
+	m.polled = e.Kind == Polled
 	return e, true
 }
 
@@ -104,7 +108,24 @@ func (m *inbox) run(ctx context.Context) {
 			if !ok {
 				break
 			}
-			m.handler.HandleEvent(ctx, e)
+			mustReturn("the handler of channel "+m.channel, func() { m.handler.HandleEvent(ctx, e) })
 		}
 	}
+}
+
+// mustReturn calls a function of the program's on a goroutine of this package. A runtime.Goexit in it is what a panic is, the end of
+// the program: nobody would be called any more, and nobody would know.
+func mustReturn(who string, f func()) {
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		if r := recover(); r != nil {
+			panic(r)
+		}
+		panic("notify: " + who + " called runtime.Goexit")
+	}()
+	f()
+	returned = true
 }

@@ -185,7 +185,7 @@ func (s *Sender) wakeSubscribers(batch []note) {
 		subs := s.subs[n.channel]
 		s.mu.Unlock()
 		for _, sub := range subs {
-			sub.wake(n.payload)
+			mustReturn("a subscriber of channel "+n.channel, func() { sub.wake(n.payload) })
 		}
 	}
 }
