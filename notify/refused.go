@@ -35,7 +35,7 @@ func (r *refused) takeGroup() []note {
 	notes := r.take()
 	n := min(max(r.group, 1), len(notes))
 	for _, rest := range notes[n:] {
-		r.add(rest) // where it was before: there is room
+		r.push(rest) // where it was before: there is room
 	}
 	return notes[:n:n]
 }
@@ -43,7 +43,7 @@ func (r *refused) takeGroup() []note {
 // accepted is called when the server has taken a group.
 func (r *refused) accepted() {
 	r.group = min(2*max(r.group, 1), maxQueueChannels)
-	if len(r.notes) == 0 {
+	if r.len() == 0 {
 		r.refusals = 0
 	}
 }
@@ -90,7 +90,7 @@ func (s *Sender) refusedLocked(b batch, code string, err error) {
 		if rest = s.setAsideLocked(b.notes); len(rest) < len(b.notes) {
 			s.putBackLocked(&s.pending, rest) // hardly at fault, so they are next
 			s.refused.hadTurn = true
-			s.refused.group = max(1, len(s.refused.notes)/2)
+			s.refused.group = max(1, s.refused.len()/2)
 			rest = nil
 		}
 	}
@@ -117,6 +117,7 @@ func (s *Sender) refusedLocked(b batch, code string, err error) {
 func (s *Sender) giveUpLocked(n note) {
 	if n.payload == "" {
 		s.stats.Dropped++
+		s.tellWaitersLocked(n, s.stats.LastError)
 		return
 	}
 	n.payload = ""

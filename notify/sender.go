@@ -65,8 +65,8 @@ type Sender struct {
 	sending  []note     // in the statement under way
 	working  bool       // a worker exists
 	closed   bool
-	attempts int              // left to a closing Sender
-	waiters  int              // calls of Flush and Close that wait
+	attempts int // left to a closing Sender
+	waiters  map[*waiter]struct{}
 	flushing bool             // deferred notes go out without their wait
 	last     time.Time        // start of the last statement
 	took     [8]time.Duration // by the last statements
@@ -99,6 +99,7 @@ func NewSender(db Execer, cfg SenderConfig) (*Sender, error) {
 		refused:  refused{queue: newQueue(cfg.MaxPending)},
 		changed:  make(chan struct{}),
 		subs:     make(map[string][]*subscriber),
+		waiters:  make(map[*waiter]struct{}),
 	}
 	if s.commitWait = cfg.Window; s.commitWait == 0 {
 		s.commitWait = defaultWindow
@@ -142,7 +143,7 @@ func (s *Sender) acceptLocked(q *queue, n note, now time.Time) {
 	s.calls++
 	n.call, n.first, n.last = s.calls, now, now
 	s.stats.Accepted++
-	first := len(q.notes) == 0
+	first := q.len() == 0
 	switch s.addLocked(q, n) {
 	case addedMerged:
 		s.stats.Coalesced++
@@ -205,6 +206,6 @@ func (s *Sender) Stats() SenderStats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stats := s.stats
-	stats.Pending = len(s.pending.notes) + len(s.deferred.notes) + len(s.refused.notes) + len(s.sending)
+	stats.Pending = s.pending.len() + s.deferred.len() + s.refused.len() + len(s.sending)
 	return stats
 }

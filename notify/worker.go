@@ -55,8 +55,8 @@ func (s *Sender) nextLocked() (wait time.Duration, left bool) {
 	}
 	due := s.last.Add(s.cfg.Window)
 	switch {
-	case len(s.pending.notes)+len(s.refused.notes) > 0:
-	case len(s.deferred.notes) == 0:
+	case s.pending.len()+s.refused.len() > 0:
+	case s.deferred.len() == 0:
 		return 0, false
 	case !s.flushing:
 		due = later(due, s.deferred.earliest().Add(s.commitWait))
@@ -92,7 +92,7 @@ func (s *Sender) takeLocked() batch {
 	s.last = time.Now()
 	s.releaseDeferredLocked(s.last)
 	// By turns, so that neither waits for the other.
-	if len(s.pending.notes) == 0 || len(s.refused.notes) > 0 && !s.refused.hadTurn {
+	if s.pending.len() == 0 || s.refused.len() > 0 && !s.refused.hadTurn {
 		return batch{s.refused.takeGroup(), true}
 	}
 	notes := s.pending.take()
@@ -197,7 +197,7 @@ func (s *Sender) succeededLocked(b batch, took time.Duration) {
 	s.stats.LastLatency = took
 	// The quickest of several: one slow statement is an accident, and no reason to be late with the next.
 	s.took[s.stats.Statements%int64(len(s.took))] = took
-	if s.waiters == 0 {
+	if len(s.waiters) == 0 {
 		s.slowed = time.Now().Add(min(19*slices.Min(s.took[:]), s.cfg.MaxStretch))
 	}
 	s.stats.LastError = nil
