@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5/pgconn"
+	"pgregory.net/rapid"
 
 	"github.com/bounceproof/bounceproof/notify"
 )
@@ -231,4 +232,61 @@ func TestErrorInsideTheTransactionIsReturned(t *testing.T) {
 	if err := s.NotifyTx(t.Context(), tx, "a", "1"); !errors.As(err, &pgErr) {
 		t.Errorf("NotifyTx = %v", err)
 	}
+}
+
+// What a transaction announces goes out a window later at the earliest: each statement outside carries only what was due by then.
+func TestATransactionsNotificationNeverGoesOutBeforeItsWindow(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		const window = 10 * time.Millisecond
+		bound := rapid.IntRange(1, 4).Draw(rt, "bound")
+		steps := rapid.SliceOfN(rapid.IntRange(0, 30), 1, 60).Draw(rt, "steps")
+		synctest.Test(t, func(t *testing.T) {
+			db, tx := newFakeDB(), newFakeDB()
+			s := newSender(t, db, notify.SenderConfig{Window: window, MaxPending: bound})
+			type call struct {
+				channel, payload string
+				due              time.Duration
+			}
+			var all []call
+			for _, step := range steps {
+				switch {
+				case step < 20:
+					inside := len(tx.statements())
+					channel, payload := fmt.Sprint("c", step%2), fmt.Sprint(step)
+					if err := s.NotifyTx(t.Context(), tx, channel, payload); err != nil {
+						rt.Fatal(err)
+					}
+					if len(tx.statements()) == inside {
+						all = append(all, call{channel, payload, time.Since(db.born) + window})
+					}
+				default:
+					time.Sleep(time.Duration(step-19) * time.Millisecond)
+				}
+			}
+			time.Sleep(time.Second)
+			for i, st := range db.statements() {
+				for _, n := range st.notes {
+					// Some call that it may stand for was due, and was not sent since.
+					var before time.Duration = -1
+					for _, earlier := range db.statements()[:i] {
+						for _, m := range earlier.notes {
+							if m == n || m == n[:3] {
+								before = earlier.at
+							}
+						}
+					}
+					ok := false
+					for _, c := range all {
+						if (n == c.channel+" "+c.payload || n == c.channel+" ") && c.due <= st.at && c.due > before {
+							ok = true
+						}
+					}
+					if !ok {
+						rt.Fatalf("%q went out at %v, before what it stands for: %+v; statements %+v", n, st.at, all, db.statements())
+					}
+				}
+			}
+		})
+	})
 }
