@@ -11,6 +11,7 @@ import (
 
 	"github.com/bounceproof/bounceproof/internal/await"
 	"github.com/bounceproof/bounceproof/notify"
+	"github.com/bounceproof/bounceproof/testenv/pgbouncer"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
@@ -156,4 +157,67 @@ func TestANotificationQueueOfAStandbyHasATrueRemedy(t *testing.T) {
 			t.Errorf("remedy:\n%s", log)
 		}
 	})
+}
+
+// In session mode the listener has a server for itself. Where that is the last one, nobody else gets one, and no note can be sent.
+func TestAListenerThatCannotBeProvenGivesItsServerBack(t *testing.T) {
+	t.Parallel()
+	server := postgres.Start(t, postgres.Options{})
+	b := pgbouncer.Start(t, server, pgbouncer.Options{PoolMode: "session", PoolSize: 1})
+	url := b.URL(server.NewDatabase(t).Name)
+	l := listen(t, newPool(t, url), notify.ListenerConfig{HeartbeatTimeout: 2 * time.Second})
+	l.await(t, notify.Isolated)
+	if st := l.Status(); !strings.Contains(st.Reason, "no server") || !strings.Contains(l.log.All(), "more servers") {
+		t.Errorf("reason %q, log:\n%s", st.Reason, l.log.All())
+	}
+	connects := l.Status().Connects
+	if connects != 1 {
+		t.Errorf("%d attempts before it was isolated", connects)
+	}
+	// Another program, for longer than the backoff between two attempts would be.
+	var worst time.Duration
+	for range 12 {
+		start := time.Now()
+		conn, err := pgx.Connect(t.Context(), url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Exec(t.Context(), `select pg_sleep(0.5)`, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close(t.Context())
+		worst = max(worst, time.Since(start)-500*time.Millisecond)
+	}
+	if n := l.Status().Connects; n != connects {
+		t.Errorf("%d attempts meanwhile, want none before Reprove", n-connects)
+	}
+	t.Logf("another program waits for at most %v of 6s", worst)
+}
+
+func TestAListenerGivesItsServerBackWhenHeartbeatsCannotBeSentAnyMore(t *testing.T) {
+	t.Parallel()
+	server := postgres.Start(t, postgres.Options{})
+	b := pgbouncer.Start(t, server, pgbouncer.Options{PoolMode: "session", PoolSize: 2})
+	url := b.URL(server.NewDatabase(t).Name)
+	pool := newPool(t, url)
+	cfg := fast
+	cfg.HeartbeatTimeout, cfg.Reprove = 2*time.Second, time.Hour
+	l := listen(t, pool, cfg)
+	l.await(t, notify.Proven)
+	pool.Reset() // its connection has the second server, and gives it to the next
+	other := mustConnect(t, url)
+	mustExec(t, other, `select 1`)
+	third := make(chan error, 1)
+	conn := mustConnect(t, url)
+	go func() {
+		_, err := conn.Exec(t.Context(), `select 1`, pgx.QueryExecModeSimpleProtocol)
+		third <- err
+	}()
+	l.await(t, notify.Isolated)
+	if err := <-third; err != nil {
+		t.Error(err)
+	}
+	if reason := l.Status().Reason; !strings.Contains(reason, "no server") {
+		t.Errorf("reason %q", reason)
+	}
 }
