@@ -18,5 +18,6 @@ func (ex *Executor) Notify(channel, payload string) error {
 }
 
 // Sender returns the executor's sender of notifications, to subscribe to it within the process, to flush it, or to notify from a
-// foreign pgx.Tx. It is closed with the executor.
+// foreign pgx.Tx. A process's listener takes it as notify.ListenerConfig.Sender, and needs to be one alone: see notify.Listener.Share. It is closed
+// with the executor.
 func (ex *Executor) Sender() *notify.Sender { return ex.sender }

@@ -13,10 +13,18 @@
 // NOTIFY is in the WAL), merged with its like, doubled, or carry an empty payload in place of many. So a handler looks at
 // the tables: the event only says where.
 //
+// # One listener for a process
+//
+// Up to PostgreSQL 18 every notifying commit wakes every listening connection of the database, whatever its channel, so a process has one.
+// A channel may have several handlers, each with its own pace. [Listener.Share] gives another part of the program handlers, a state and a Run
+// of its own on the same connection; a channel that the server refuses, a slow handler or the end of a Run is the affair of one
+// alone.
+//
 // # How delivery is proven
 //
 // A note with a random token is sent through the pool, that is by another session, to a channel that only this connection
-// listens on. If it comes back, LISTEN works on this path; it is repeated as a heartbeat. If the connection goes through
+// listens on. If it comes back, LISTEN works on this path; it is repeated as a heartbeat. [Proven] means that the latest one came back in
+// time, for exactly the channels of that listener, and nothing else counts. If the connection goes through
 // a pooler (the pid it was given is not the server's), a second connection first finds out whether both are served by the
 // same servers; if so nothing is listened on at all, for the LISTEN would stay on a server that belongs to others.
 //
@@ -25,9 +33,8 @@
 //
 // # Limits
 //
-//   - Up to PostgreSQL 18 every notifying commit wakes every listening connection of the database, whatever its channel.
-//     A process needs one: see [Listener.Share]. The sender notices by what its statements take and sends them less often:
-//     see SenderConfig.MaxStretch.
+//   - A sender notices by what its statements take that many connections listen, and sends them less often: see
+//     SenderConfig.MaxStretch.
 //   - The listener dials with the pool's ConnConfig and BeforeConnect, or with Direct. AfterConnect is not applied.
 //   - A pooler in session mode gives the listener a server for itself, and the note needs another one from the pool.
 //   - A text that the encoding of the database cannot hold is refused by the server, if the connection says that it sends

@@ -47,11 +47,15 @@
 //
 // # Wake-ups
 //
-// A dispatcher learns of its own process's events at once and of others' at its next poll, or sooner by way of a [notify.Listener]:
+// A dispatcher learns of its own process's events at once and of others' at its next poll, or sooner by way of a [notify.Listener]. A process
+// needs one, for all its dispatchers and whatever else listens: several handlers of a channel are each woken, and Share gives another part of
+// the program handlers, a state and a Run of its own on the same connection.
 //
 //	l, err := notify.NewListener(pool, notify.ListenerConfig{Sender: ex.Sender()})
-//	d, err := outbox.NewDispatcher(sub, handler, outbox.DispatcherConfig{Proven: l.Healthy})
-//	l.Handle(store.Channel(), d)
+//	mails, err := outbox.NewDispatcher(mailer, sendMail, outbox.DispatcherConfig{Proven: l.Healthy})
+//	books, err := outbox.NewDispatcher(ledger, book, outbox.DispatcherConfig{Proven: l.Healthy})
+//	l.Handle(store.Channel(), mails)
+//	l.Handle(store.Channel(), books)
 //	go l.Run(ctx)
 //
 // [notify.Listener]: https://pkg.go.dev/github.com/bounceproof/bounceproof/notify#Listener
