@@ -13,8 +13,9 @@ const (
 	Notified Kind = iota + 1
 	// Polled: nothing was heard; it is simply time to look. Polling is the contract, a notification only a hint.
 	Polled
-	// Resynced: the channel is being listened on from now on, after a first connection or a lost one. The LISTEN was
-	// committed before this event, so whoever looks now and handles what comes later misses nothing.
+	// Resynced: the channel is being listened on from now on, after a first connection or a lost one, or delivery is proven again after
+	// a time in which it was not. The LISTEN was committed before this event, so whoever looks now and handles what comes
+	// later misses nothing.
 	Resynced
 )
 

@@ -175,8 +175,12 @@ func (k *link) proven(s *session) {
 	s.endBeat()
 	s.next, s.unheard, s.late = time.Time{}, 0, 0
 	s.nextBeat = k.nextBeat(s.sentAt)
-	k.state.proven(s.sentAt)
-	k.resync(s)
+	if k.state.proven(s.sentAt) {
+		// What publishers sent meanwhile may have gone elsewhere, on this connection too.
+		k.resyncAll(s)
+	} else {
+		k.resync(s)
+	}
 }
 
 // nextBeat is never later than Heartbeat after the one before, and jittered so that many processes do not notify together.

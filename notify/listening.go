@@ -167,6 +167,23 @@ func (k *link) resync(s *session) {
 	}
 }
 
+// resyncAll has everybody look whose channels are heard.
+func (k *link) resyncAll(s *session) {
+	s.fresh = nil
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for l := range k.listeners {
+		for channel, inboxes := range l.inboxes {
+			if !s.listening[channel] {
+				continue
+			}
+			for _, in := range inboxes {
+				in.put(Resynced, "")
+			}
+		}
+	}
+}
+
 func (k *link) listenRefused(s *session, err error) *refusal {
 	switch {
 	case errors.Is(err, errMoved):

@@ -45,6 +45,8 @@ func newScripted(t *testing.T, o pgscript.Options) *scripted {
 			return pgscript.NoAnswer
 		case strings.Contains(sql, "pg_notify") && s.silent:
 			return pgscript.NoAnswer
+		case strings.Contains(sql, "pg_notify") && s.lost:
+			return pgscript.ServerError("XX000", "a note by a connection of its own would not get here either", "x")
 		case strings.Contains(sql, "pg_notify") && s.execErr != nil:
 			return pgscript.ServerError("54000", s.execErr.Error(), "asyncQueueAddEntries")
 		}

@@ -141,15 +141,17 @@ func (t *tracker) refused(channel string, err error) {
 		slog.String("remedy", remedyForRefusal(err, "the listener")))
 }
 
-// proven: a note from another session came back.
-func (t *tracker) proven(sent time.Time) {
+// proven: a note from another session came back. It reports whether there was a time before in which nothing was proven.
+func (t *tracker) proven(sent time.Time) (gap bool) {
 	now := time.Now()
 	t.mu.Lock()
 	t.status.Proofs++
 	t.status.LastProof, t.status.ProofTime = now, now.Sub(sent)
+	gap = t.status.State != Proven || t.holds > 0 && now.Sub(t.sent) > t.holds
 	t.sent = sent
 	t.mu.Unlock()
 	t.set(&refusal{state: Proven})
+	return gap
 }
 
 // late: no note came back in time, though the connection may be good.
