@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -288,6 +289,47 @@ func TestALateProofIsNoProof(t *testing.T) {
 					pg.with(func() { pg.silent, pg.down, pg.lost, pg.execErr = false, false, false, nil })
 					time.Sleep(50 * time.Second)
 				}
+			})
+		})
+	}
+}
+
+// What helps depends on what is wrong, and the reason is one line.
+func TestReasonAndRemedyAreThoseOfTheFault(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		kind         pgscript.Kind
+		spoil        func(*scripted)
+		want, wanted string // of the state's reason, and of the remedy
+	}{
+		"silence on a direct connection": {
+			pgscript.Direct, func(pg *scripted) { pg.LoseNotifications(true) }, "different servers", "let the pool's address lead to one server",
+		},
+		"silence behind a pooler": {
+			pgscript.Session, func(pg *scripted) { pg.LoseNotifications(true) }, "the pooler does not keep", "set ListenerConfig.Direct to a session connection",
+		},
+		"a standby": {
+			pgscript.Direct, func(pg *scripted) { pg.listenErr = "25006" }, "refused LISTEN", "let the pool lead to the primary",
+		},
+		"a pool that can notify nobody": {
+			pgscript.Direct, func(pg *scripted) { pg.execErr, pg.down = errors.New("no\nconnection\r\nis free"), false }, "no; connection; is free", "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				pg := newScripted(t, pgscript.Options{Kind: c.kind})
+				pg.with(func() { c.spoil(pg) })
+				l := listen(t, pg, notify.ListenerConfig{})
+				time.Sleep(20 * time.Second)
+				l.must(t, notify.Isolated)
+				if reason := l.Status().Reason; !strings.Contains(reason, c.want) || strings.ContainsAny(reason, "\r\n") {
+					t.Errorf("reason %q", reason)
+				}
+				if log := l.log.All(); !strings.Contains(log, c.wanted) || l.warnings() != 1 || c.kind == pgscript.Direct && strings.Contains(log, "Direct") {
+					t.Errorf("want one warning with %q:\n%s", c.wanted, log)
+				}
+				l.stop()
 			})
 		})
 	}

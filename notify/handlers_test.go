@@ -325,12 +325,12 @@ func TestGoexitOfTheProgramsFunctionsIsAPanic(t *testing.T) {
 		_ = s.Flush(t.Context())
 		select {}
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), await.Deadline)
+	defer cancel()
 	for who, want := range map[string]string{
 		"handler":    "panic: notify: the handler of channel news called runtime.Goexit",
 		"subscriber": "panic: notify: a subscriber of channel news called runtime.Goexit",
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), await.Deadline)
-		defer cancel()
 		cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestGoexitOfTheProgramsFunctionsIsAPanic$") //nolint:gosec // itself
 		cmd.Env = append(os.Environ(), key+"="+who)
 		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
