@@ -16,6 +16,9 @@ import (
 // the whole cluster shares: some 15,000 of them exhaust it for everybody.
 const MaxKeys = 256
 
+// MaxKeyBytes is how long Event.Key and Event.DedupKey may be.
+const MaxKeyBytes = 1000
+
 // Event is what a transaction publishes.
 type Event struct {
 	// Type says what happened, for instance "order.paid". Required.
@@ -23,7 +26,7 @@ type Event struct {
 
 	// Key, if not empty, orders: events of one key are delivered one after another, in the order in which their
 	// transactions committed, and within a transaction in the order of publishing. Publishers of one key wait for each
-	// other, until the transaction ends; nobody else waits. Events without a key have no order.
+	// other, until the transaction ends; nobody else waits. Events without a key have no order. At most [MaxKeyBytes].
 	Key string
 
 	// Payload is opaque. Nil and empty are the same. It must not be changed before the transaction has ended: it may be sent with COMMIT.
@@ -37,7 +40,7 @@ type Event struct {
 	DueAt time.Time
 
 	// DedupKey, if not empty, lets only the first event with it through, for as long as Config.DedupWindow says: others are left
-	// out without an error. One in a transaction that aborts does not count. At most 1,000 bytes. A publisher waits for another one
+	// out without an error. One in a transaction that aborts does not count. At most [MaxKeyBytes]. A publisher waits for another one
 	// with the same DedupKey until that transaction ends. Only those of one call are taken in sorted order: transactions that publish
 	// under the same ones, or the same and a Key, in several calls in different orders can deadlock (40P01).
 	DedupKey string
@@ -85,11 +88,11 @@ func (e *Event) validate() error {
 	if !storable(e.Type) {
 		return fmt.Errorf("%w: type is not text", ErrInvalidEvent)
 	}
-	if !storable(e.Key) {
-		return fmt.Errorf("%w: key is not text", ErrInvalidEvent)
+	if !storable(e.Key) || len(e.Key) > MaxKeyBytes {
+		return fmt.Errorf("%w: key is not text of at most %d bytes", ErrInvalidEvent, MaxKeyBytes)
 	}
-	if !storable(e.DedupKey) || len(e.DedupKey) > 1000 {
-		return fmt.Errorf("%w: dedup key is not text of at most 1,000 bytes", ErrInvalidEvent)
+	if !storable(e.DedupKey) || len(e.DedupKey) > MaxKeyBytes {
+		return fmt.Errorf("%w: dedup key is not text of at most %d bytes", ErrInvalidEvent, MaxKeyBytes)
 	}
 	for k, v := range e.Headers {
 		if !storable(k) || !storable(v) {

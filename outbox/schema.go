@@ -17,7 +17,7 @@ import (
 )
 
 // schemaVersion is the version that this package reads and writes.
-const schemaVersion = 1
+const schemaVersion = 2
 
 const defaultLanes = 16
 
@@ -139,6 +139,13 @@ func (s *Store) Migrate(ctx context.Context) error {
 		if version == 0 {
 			if err := s.create(ctx, tx); err != nil {
 				return err
+			}
+			version = 1
+		}
+		for version < schemaVersion { // each file brings the version before up to its own
+			version++
+			if _, err := tx.Exec(ctx, text(s.schema, fmt.Sprintf("schema_%03d", version))); err != nil {
+				return fmt.Errorf("version %d: %w", version, err)
 			}
 		}
 		return s.checkSequence(ctx, tx)

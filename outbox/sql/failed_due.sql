@@ -3,7 +3,8 @@ select d.lane, f.seq, f.type, f.key, f.payload, f.headers, f.published_at, f.att
 from unnest($2::smallint[], $3::text[], $4::bigint[], $5::integer[]) as d (lane, key, seq, size)
 cross join lateral (
   (select x.* from {schema}.failed x
-   where d.key is not null and x.subscription = $1::text and x.lane = d.lane and x.key = d.key and x.state <> 'dead'
+   where d.key is not null and x.subscription = $1::text and x.lane = d.lane
+     and hashtextextended(x.key, 0) = hashtextextended(d.key, 0) and x.key = d.key and x.state <> 'dead'
    order by x.seq limit d.size)
   union all
   (select x.* from {schema}.failed x

@@ -8,7 +8,7 @@ with free as (
   for update skip locked
 )
 update {schema}.lease l
-set owner = $2::text, token = l.token + 1 + floor(random() * 2147483647)::bigint, lease_until = clock_timestamp() + $3::interval,
+set owner = $2::text, token = l.token + 1 + floor(random() * 2147483647)::bigint, lease_until = clock_timestamp() + $3::interval, lasts = $3::interval,
     crashes = l.crashes + case when l.owner is null then 0 else 1 end
 from free
 where l.subscription = $1::text and l.lane = free.lane

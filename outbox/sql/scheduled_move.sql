@@ -1,7 +1,7 @@
 -- Publishes up to 256 due events as publish_many does; rows that another dispatcher moves are passed over. Order within a key is the
 -- order of moving.
 with due as materialized (
-  select s.* from {schema}.scheduled s where s.due_at <= clock_timestamp()
+  select s.* from {schema}.scheduled s where s.due_at <= statement_timestamp()
   order by s.due_at, s.id limit 256 for update skip locked
 ), gone as (
   delete from {schema}.scheduled s using due d where s.id = d.id

@@ -1,1 +1,2 @@
-delete from {schema}.dedup where key in (select key from {schema}.dedup where at < clock_timestamp() - $1::interval limit 10000)
+-- The time is the statement's: a volatile one is no index condition.
+delete from {schema}.dedup where key in (select key from {schema}.dedup where at < statement_timestamp() - $1::interval order by at limit 10000)
