@@ -37,8 +37,9 @@ type job struct {
 	leave chan struct{}   // capacity one: the lane is to be given back
 
 	// Of the kinds with a transaction:
-	recorded bool // the job has recorded the lane's progress itself
-	unsure   bool // what the database says has to be read
+	recorded bool  // the job has recorded the lane's progress itself
+	unsure   bool  // what the database says has to be read
+	err      error // why
 }
 
 // newJob sorts a page and retries into runs.

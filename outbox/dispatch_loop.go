@@ -57,6 +57,8 @@ type runner struct {
 	pollAt      time.Time
 	advanceAt   time.Time // zero: nothing to advance
 	failures    int       // round trips that failed in a row
+	smaller     int       // how often rounds are to be halved, because they took too long
+	inTime      int       // rounds that did not, since
 	retryAt     time.Time
 }
 
@@ -161,6 +163,9 @@ func (r *runner) runDue(ctx context.Context) error {
 	err := r.doDue(ctx, now)
 	switch {
 	case err == nil:
+		if r.inTime++; r.smaller > 0 && r.inTime >= 20 {
+			r.smaller, r.inTime = r.smaller-1, 0
+		}
 		if r.failures > 0 {
 			r.log.Info("bounceproof: outbox: dispatcher works again", slog.Int("failures", r.failures))
 		}
@@ -172,6 +177,9 @@ func (r *runner) runDue(ctx context.Context) error {
 		return err
 	case isUndefined(err):
 		return fmt.Errorf("%w: %w", ErrNotMigrated, err)
+	}
+	if isTooLong(err) {
+		r.smaller, r.inTime = min(r.smaller+1, 30), 0
 	}
 	if r.failures++; r.failures == 1 {
 		r.log.Warn("bounceproof: outbox: dispatcher cannot reach its tables; it goes on trying", slog.Any("error", err))
@@ -211,6 +219,9 @@ func (r *runner) doDue(ctx context.Context, now time.Time) error {
 		case r.dueNow <- struct{}{}:
 		default:
 		}
+	}
+	if err := r.adopt(ctx, now); err != nil {
+		return err
 	}
 	return r.roundTrip(ctx)
 }
@@ -291,6 +302,8 @@ func (r *runner) collect(j *job) {
 	l.cancel(nil)
 	l.cancel, l.job = nil, nil
 	switch {
+	case j.unsure && isOfStatement(r.handling, j.err):
+		r.rest(l, j.err)
 	case j.unsure:
 		l.readopt(time.Time{})
 	case j.recorded:

@@ -2,34 +2,117 @@ package outbox
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"log/slog"
+	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/bounceproof/bounceproof/internal/backoff"
 	"github.com/bounceproof/bounceproof/prepare"
 )
 
 // round is one round trip of a runner: a tick, what is to be recorded, and the pages that come next, in one group.
 type round struct {
-	batch   pgx.Batch
-	ticks   bool
-	tick    tickResult
-	record  record
-	adopt   []int16
-	adopted []adopted
-	blocked map[int16]*blocked // of the adopted lanes
-	reads   []*lane
-	pages   map[int16]*page
-	due     map[int16]bool    // of reads, those with keys that were due
-	again   map[int16][]*item // and the events of these keys
+	batch  pgx.Batch
+	ticks  bool
+	tick   tickResult
+	record record
+	reads  []*lane
+	pages  map[int16]*page
+	due    map[int16]bool    // of reads, those with keys that were due
+	again  map[int16][]*item // and the events of these keys
 }
 
-// roundTrip sends a round and acts on what came back.
+// lanes returns the lanes that the round is about.
+func (g *round) lanes() []*lane {
+	all := slices.Clone(g.record.of)
+	for _, l := range g.reads {
+		if !slices.Contains(all, l) {
+			all = append(all, l)
+		}
+	}
+	return all
+}
+
+// roundTrip sends a round for all lanes. If a statement of it is refused, the tick and each lane go by themselves, so that
+// only those rest whose statement it was.
 func (r *runner) roundTrip(ctx context.Context) error {
 	now := time.Now()
-	g := r.newRound(now)
+	g := r.newRound(now, r.someLanes(), !r.stopping && r.wantTick && now.Sub(r.lastTick) >= tickInterval && r.needsTick())
+	err := r.do(ctx, g)
+	lanes := g.lanes()
+	if !isOfStatement(ctx, err) || len(lanes) == 0 {
+		return err
+	}
+	if g.ticks {
+		if err := r.do(ctx, r.newRound(now, nil, true)); err != nil {
+			return err
+		}
+	}
+	for _, l := range lanes {
+		err := r.do(ctx, r.newRound(now, []*lane{l}, false))
+		switch {
+		case err == nil:
+		case isOfStatement(ctx, err):
+			r.rest(l, err)
+		default:
+			return err
+		}
+	}
+	return nil
+}
+
+// someLanes returns the lanes of a round: all, but fewer after rounds that took too long.
+func (r *runner) someLanes() []*lane {
+	n := max(1, len(r.lanes)>>min(r.smaller, 30))
+	all := make([]*lane, 0, n)
+	for _, l := range r.lanes { // in another order each time
+		if l.state == idle || l.state == finished {
+			if all = append(all, l); len(all) == n {
+				break
+			}
+		}
+	}
+	return all
+}
+
+// pageSize is how many events of a lane a round reads: fewer once rounds of one lane took too long.
+func (r *runner) pageSize() int {
+	less := max(0, r.smaller-bits.Len(uint(len(r.lanes)))) //nolint:gosec // not negative
+	return max(1, r.d.cfg.PageSize>>min(less, 30))
+}
+
+// isTooLong reports whether a round ended by a limit on its time. It is not repeated as it was.
+func isTooLong(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pgErr.Code == "57014" || errors.Is(err, context.DeadlineExceeded)
+}
+
+// isOfStatement reports whether a round failed by what it asked for, rather than by the connection or the server: so that it would do so again.
+func isOfStatement(ctx context.Context, err error) bool {
+	if err == nil || ctx.Err() != nil || isUndefined(err) || errors.Is(err, ErrRebaseNeeded) || isSequenceError(err) {
+		return false
+	}
+	return isRefusal(err)
+}
+
+// laneBackoff is the wait of a lane whose statement was refused.
+var laneBackoff = backoff.Policy{Base: 500 * time.Millisecond, Max: time.Minute}
+
+// rest leaves a lane alone for a while. What its handlers did and could not be recorded comes again.
+func (r *runner) rest(l *lane, err error) {
+	if l.failures++; l.failures == 1 {
+		r.log.Warn("bounceproof: outbox: a lane cannot go on; it rests, and its page comes again", slog.Int("lane", int(l.id)), slog.Any("error", err))
+	}
+	l.readopt(time.Now().Add(max(laneBackoff.Delay(l.failures), askInterval)))
+}
+
+// do sends a round and acts on what came back.
+func (r *runner) do(ctx context.Context, g *round) error {
 	if g.batch.Len() == 0 {
 		return nil
 	}
@@ -51,37 +134,26 @@ func (r *runner) roundTrip(ctx context.Context) error {
 		}
 	}
 	r.applyRecord(g)
-	if err := r.applyAdopted(g, now); err != nil {
-		return err
-	}
 	r.applyPages(g)
 	return nil
 }
 
-// newRound collects what is due.
-func (r *runner) newRound(now time.Time) *round {
-	g := &round{
-		pages: make(map[int16]*page), blocked: make(map[int16]*blocked), again: make(map[int16][]*item), due: make(map[int16]bool),
-	}
+// newRound collects what is due of lanes, and a tick if it is wanted.
+func (r *runner) newRound(now time.Time, lanes []*lane, ticks bool) *round {
+	g := &round{ticks: ticks, pages: make(map[int16]*page), again: make(map[int16][]*item), due: make(map[int16]bool)}
 	var afterCrashes []*lane // lanes that came to the end of a page after crashes
 	var reads pages
 	var again retries
-	g.ticks = !r.stopping && r.wantTick && now.Sub(r.lastTick) >= tickInterval && r.needsTick()
 	advance := !r.advanceAt.IsZero() && (r.stopping || !now.Before(r.advanceAt))
 	if advance { // and at no other time: rounds may follow each other faster than it comes
 		r.advanceAt = time.Time{}
 	}
-	for _, l := range r.lanes {
-		if l.state == busy {
-			continue // its place is the job's
+	for _, l := range lanes {
+		if l.state == busy || l.state == adopting {
+			continue // its place is the job's, or not known
 		}
 		at := l.progress.now
 		switch {
-		case l.state == adopting:
-			if !r.stopping && !now.Before(l.askAt) {
-				g.adopt = append(g.adopt, l.id)
-			}
-			continue
 		case l.state == finished:
 			g.record.add(l, at, nil)
 			if l.crashes > 0 {
@@ -93,11 +165,11 @@ func (r *runner) newRound(now time.Time) *round {
 		if r.stopping || l.leaving {
 			continue
 		}
-		keys := l.blocked.dueKeys(now, r.d.cfg.PageSize)
-		again.add(l, keys, r.d.cfg.PageSize)
+		keys := l.blocked.dueKeys(now, r.pageSize())
+		again.add(l, keys, r.pageSize())
 		log := !l.paused && (at.to.id != 0 || g.ticks || at.from.id < r.newest)
 		if log {
-			reads.add(l, at, r.d.cfg.PageSize)
+			reads.add(l, at, r.pageSize())
 		}
 		if log || len(keys) > 0 {
 			g.reads = append(g.reads, l)
@@ -108,7 +180,7 @@ func (r *runner) newRound(now time.Time) *round {
 		r.lastTick, r.wantTick = now, false
 		r.s.queueTick(&g.batch, &g.tick)
 	}
-	if g.record.empty() && len(g.adopt) == 0 && len(g.reads) == 0 {
+	if g.record.empty() && len(g.reads) == 0 {
 		return g
 	}
 	g.batch.Queue(begin)
@@ -118,10 +190,6 @@ func (r *runner) newRound(now time.Time) *round {
 	}
 	if len(afterCrashes) > 0 {
 		r.queueResetCrashes(&g.batch, afterCrashes)
-	}
-	if len(g.adopt) > 0 {
-		r.s.queueAdopt(&g.batch, r.sub.name, r.owner, g.adopt, &g.adopted)
-		r.s.queueBlocked(&g.batch, r.sub, g.adopt, g.blocked)
 	}
 	if len(reads.lanes) > 0 {
 		reads.queue(&g.batch, r.sub, g.pages)
@@ -144,6 +212,11 @@ func (r *runner) needsTick() bool {
 }
 
 func (r *runner) applyRecord(g *round) {
+	for _, l := range g.record.of {
+		if g.record.moved[l.id] {
+			l.failures = 0
+		}
+	}
 	for _, l := range g.record.apply(&r.d.counts) {
 		// Somebody else has changed the lane's token, or an answer was lost and this is recorded already. The row says which.
 		l.readopt(time.Time{})
@@ -163,35 +236,6 @@ func (r *runner) advanceLater(l *lane) {
 	if l.state == idle && !l.progress.recorded() && r.advanceAt.IsZero() {
 		r.advanceAt = time.Now().Add(advanceInterval)
 	}
-}
-
-func (r *runner) applyAdopted(g *round, now time.Time) error {
-	for _, a := range g.adopted {
-		if l := r.lanes[a.lane]; l.token == a.token {
-			if a.lost {
-				return fmt.Errorf("the tick that lane %d stands at is gone, and all before it: %w", a.lane, ErrRebaseNeeded)
-			}
-			if !a.whole {
-				r.log.Warn("bounceproof: outbox: the tick that a lane stands at is gone; it goes back to the last one before, so events come again",
-					slog.Int("lane", int(a.lane)), slog.Int64("tick", a.at.from.id))
-			}
-			l.state, l.crashes = idle, a.crashes
-			l.progress.reset(a.n, a.at)
-			l.blocked = blocked{}
-			if b := g.blocked[a.lane]; b != nil {
-				l.blocked = *b
-			}
-			l.paused = l.blocked.full()
-			r.wantTick = true
-		}
-	}
-	for _, id := range g.adopt {
-		if l := r.lanes[id]; l.state == adopting {
-			l.askAt = now.Add(askInterval)
-			r.heartbeatAt = earliest(r.heartbeatAt, l.askAt) // it may not be ours any more
-		}
-	}
-	return nil
 }
 
 func (r *runner) applyPages(g *round) {

@@ -20,6 +20,10 @@ var (
 	errUnsure      = errors.New("outbox: what the database holds is not known")
 )
 
+// ErrTransactionEnded is the error of an attempt whose handler committed or rolled back the transaction that it was given, and returned nil. The
+// delivery was not recorded, so the event comes again, and what the handler committed is there twice then. It stands with the failed event.
+var ErrTransactionEnded = errors.New("outbox: handler: it ended the transaction that records the delivery")
+
 // step handles one event and records it, of a job that is done event by event, in order: the kinds with a transaction, and lanes under
 // suspicion. next is where the lane stands after it. An error ends the job.
 type step func(j *job, it *item, next position) error
@@ -30,7 +34,7 @@ func (j *job) stepByStep(do step) {
 	if (err == nil || errors.Is(err, errHalted)) && !j.lane.progress.recorded() {
 		err = j.save()
 	}
-	j.unsure = err != nil && !errors.Is(err, errHalted)
+	j.unsure, j.err = err != nil && !errors.Is(err, errHalted), err
 	j.recorded = true
 }
 
@@ -210,6 +214,9 @@ func (j *job) transaction(next position, also *changes, handle func(pgx.Tx) erro
 	var rec record
 	rec.add(j.lane, next, also)
 	err = rec.run(j.ctx, tx, j.r.sub)
+	if errors.Is(err, pgx.ErrTxClosed) {
+		return ErrTransactionEnded
+	}
 	if err == nil {
 		err = tx.Commit(j.ctx)
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -125,13 +126,16 @@ type Dispatcher struct {
 
 // NewDispatcher returns a dispatcher that does nothing until Run. It calls the method of the most specific interface that h implements, see
 // [Handler]; functions of all kinds have adapters: [HandlerFunc], [BatchHandlerFunc], [TxHandlerFunc] and [BatchTxHandlerFunc]. The error
-// names the field of cfg that is wrong. A nil subscription or handler panics.
+// names the field of cfg that is wrong, or a handler that is a nil function. A nil subscription or handler panics.
 func NewDispatcher(sub *Subscription, h Handler, cfg DispatcherConfig) (*Dispatcher, error) {
 	if sub == nil {
 		panic("outbox: NewDispatcher: nil subscription")
 	}
 	if h == nil {
 		panic("outbox: NewDispatcher: nil handler")
+	}
+	if v := reflect.ValueOf(h); v.Kind() == reflect.Func && v.IsNil() {
+		return nil, fmt.Errorf("outbox: NewDispatcher: the handler is a nil %T", h)
 	}
 	cfg, err := cfg.resolve(sub.store)
 	if err != nil {

@@ -238,20 +238,28 @@ func TestMisusePanicsAndNamesTheFunction(t *testing.T) {
 	db := setup(t, outbox.Config{})
 	sub := db.proc.subscribe(t, "s", outbox.SubscriptionConfig{})
 	for want, f := range map[string]func(){
-		"outbox: New: nil executor":                func() { _, _ = outbox.New(nil, outbox.Config{}) },
-		"outbox: NewDispatcher: nil subscription":  func() { _, _ = outbox.NewDispatcher(nil, outbox.HandlerFunc(nil), quick) },
-		"outbox: NewDispatcher: nil handler":       func() { _, _ = outbox.NewDispatcher(sub, nil, quick) },
-		"outbox: Publish: nil transaction":         func() { _ = db.proc.store.Publish(t.Context(), nil, outbox.Event{Type: "t"}) },
-		"outbox: Publish: nil transaction (empty)": func() { _ = db.proc.store.Publish(t.Context(), nil) },
+		"outbox: New: nil executor":               func() { _, _ = outbox.New(nil, outbox.Config{}) },
+		"outbox: NewDispatcher: nil subscription": func() { _, _ = outbox.NewDispatcher(nil, outbox.HandlerFunc(nil), quick) },
+		"outbox: NewDispatcher: nil handler":      func() { _, _ = outbox.NewDispatcher(sub, nil, quick) },
 	} {
 		func() {
 			defer func() {
-				if p := recover(); p != strings.TrimSuffix(want, " (empty)") {
+				if p := recover(); p != want {
 					t.Errorf("got %v, want %s", p, want)
 				}
 			}()
 			f()
 		}()
+	}
+	for _, events := range [][]outbox.Event{nil, {{Type: "t"}}} {
+		if err := db.proc.store.Publish(t.Context(), nil, events...); err == nil || err.Error() != "outbox: publish: nil transaction" {
+			t.Errorf("Publish without a transaction: %v", err)
+		}
+	}
+	for _, h := range []outbox.Handler{outbox.HandlerFunc(nil), outbox.BatchHandlerFunc(nil), outbox.TxHandlerFunc(nil), outbox.BatchTxHandlerFunc(nil)} {
+		if _, err := outbox.NewDispatcher(sub, h, quick); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("nil %T", h)) {
+			t.Errorf("a nil function as handler: %v", err)
+		}
 	}
 	rec := newRecorder()
 	d := start(t, sub, outbox.HandlerFunc(rec.handle), quick)

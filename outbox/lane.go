@@ -30,6 +30,8 @@ type lane struct {
 	job    *job // while busy
 	cancel context.CancelCauseFunc
 	askAt  time.Time // while adopting: not before
+
+	failures int // rounds in a row that were refused because of this lane
 }
 
 type laneState int8

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -25,10 +26,10 @@ import (
 // The first call of a store reads what Migrate fixed, on the transaction's own connection; while rows are open there it is put off until
 // the events are sent, and its error is that of COMMIT.
 //
-// Errors found before anything is sent are [*TooManyKeysError] and [ErrInvalidEvent].
+// Errors found before anything is sent are [*TooManyKeysError], [ErrInvalidEvent], and that of a nil transaction.
 func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	if tx == nil {
-		panic("outbox: Publish: nil transaction")
+		return errors.New("outbox: publish: nil transaction")
 	}
 	if len(events) == 0 {
 		return nil
