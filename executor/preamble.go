@@ -30,6 +30,14 @@ func newPreamble(begin string, traced bool) preamble {
 	return p
 }
 
+// open appends a text to the opening of a transaction that has sent nothing, and is not traced: it is not the caller's.
+func (p *preamble) open(text string) {
+	if p.begun || !p.unused {
+		return
+	}
+	p.texts, p.unsent = append(p.texts, text), append(p.unsent, text)
+}
+
 // add appends the SAVEPOINT of a nested transaction.
 func (p *preamble) add(text string, traced bool) {
 	p.unsent = append(p.unsent, text)

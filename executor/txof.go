@@ -45,3 +45,7 @@ func (sp *savepoint) TxConn() *pgx.Conn {
 	}
 	return sp.root.TxConn()
 }
+
+// TxOpening makes a text without arguments ride behind BEGIN, if nothing of the transaction has been sent. It is for the other packages of this
+// module, by way of txlocal.Open.
+func (t *tx) TxOpening(text string) { t.preamble.open(text) }

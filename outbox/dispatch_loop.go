@@ -33,7 +33,8 @@ type runner struct {
 	owner string
 	log   *slog.Logger
 
-	policy retryPolicy
+	policy    retryPolicy
+	limitIdle string // opens the transactions of handlers
 
 	lanes    map[int16]*lane
 	results  chan *job     // from the goroutines of busy lanes
@@ -70,7 +71,8 @@ func newRunner(d *Dispatcher, owner string) *runner {
 			backoff:     backoff.Policy{Base: cfg.MinBackoff, Max: cfg.MaxBackoff}.Delay,
 			skipDead:    d.sub.skipDead,
 		},
-		d: d, s: d.sub.store, sub: d.sub, owner: owner,
+		limitIdle: idleLimit(cfg.LeaseDuration),
+		d:         d, s: d.sub.store, sub: d.sub, owner: owner,
 		log:     d.cfg.Logger.With(slog.String("subscription", d.sub.name), slog.String("owner", owner)),
 		lanes:   make(map[int16]*lane),
 		results: make(chan *job),

@@ -3,10 +3,13 @@ package outbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/internal/txlocal"
 )
 
 // suspicious is how many crashes of a lane's owners in a row make its events be tried one at a time, each attempt written down
@@ -208,6 +211,7 @@ func (j *job) transaction(next position, also *changes, handle func(pgx.Tx) erro
 		return errors.Join(errUnsure, err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(j.ctx)) }()
+	txlocal.Open(tx, j.r.limitIdle)
 	if err := handle(tx); err != nil {
 		return err
 	}
@@ -229,6 +233,14 @@ func (j *job) transaction(next position, also *changes, handle func(pgx.Tx) erro
 	default:
 		return errors.Join(errUnsure, err)
 	}
+}
+
+// idleLimit returns the text that makes the server end a handler's transaction whose client is silent for a lease and two seconds, unless another
+// setting ends it earlier. Without it a host that vanished holds its locks, and so its lanes, until the kernel gives its connection up.
+func idleLimit(lease time.Duration) string {
+	const name = "idle_in_transaction_session_timeout"
+	ms := (lease + 2*time.Second).Milliseconds()
+	return fmt.Sprintf("select case when current_setting('%[1]s')::interval not between '1 us' and '%[2]d ms' then set_config('%[1]s', '%[2]d', true) end", name, ms)
 }
 
 // isRefusal reports whether an error is the server's answer to what the transaction did, so that it certainly did not commit:

@@ -36,7 +36,8 @@ type BatchHandler interface {
 
 // TxHandler handles one event in a transaction that commits together with the record of the delivery. Events of a lane are handled one
 // after another, lanes side by side; each lane at work uses a connection of the pool. The transaction is an executor.Tx, READ COMMITTED;
-// the handler must not end it: an attempt that did counts as failed, with [ErrTransactionEnded]. Handle is not called.
+// the handler must not end it, nor let it idle for longer than DispatcherConfig.LeaseDuration and two seconds (the server ends it then, so that
+// the lanes of a host that vanished go on; it may set idle_in_transaction_session_timeout for itself, with SET LOCAL): an attempt that did counts as failed, with [ErrTransactionEnded]. Handle is not called.
 type TxHandler interface {
 	Handler
 	HandleTx(ctx context.Context, tx pgx.Tx, d Delivery) error

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -244,6 +245,13 @@ func (r *recorder) deliveries() []outbox.Delivery {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append([]outbox.Delivery(nil), r.all...)
+}
+
+// distinct returns the numbers of what was delivered.
+func (r *recorder) distinct() map[int64]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.seen)
 }
 
 // eventually waits for a condition.

@@ -73,6 +73,14 @@ func Conn(tx pgx.Tx) *pgx.Conn {
 	return nil
 }
 
+// Open makes a text, which takes no arguments and whose result nobody reads, ride behind BEGIN of an executor's transaction that has sent nothing
+// yet. It does nothing for any other one.
+func Open(tx pgx.Tx, text string) {
+	if t, ok := Find[interface{ TxOpening(text string) }](tx); ok {
+		t.TxOpening(text)
+	}
+}
+
 // Find returns the first transaction that is a T, from the outermost wrapper with Unwrap() pgx.Tx inwards.
 func Find[T any](tx pgx.Tx) (found T, ok bool) {
 	for tx != nil {
