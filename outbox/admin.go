@@ -130,11 +130,15 @@ func (sub *Subscription) Replay(ctx context.Context, start Start) error {
 // Unsubscribe removes a subscription with all that is known of it; its dispatchers stop with [ErrUnsubscribed]. It reports whether there was
 // one.
 func (s *Store) Unsubscribe(ctx context.Context, name string) (bool, error) {
-	tag, err := s.ex.Exec(ctx, text(s.schema, "unsubscribe"), name)
-	if err != nil {
+	var n int64
+	var b pgx.Batch
+	b.Queue(begin)
+	b.Queue(text(s.schema, "unsubscribe"), name).Exec(affected(&n))
+	b.Queue("commit")
+	if err := s.ex.SendBatch(ctx, &b).Close(); err != nil {
 		return false, fmt.Errorf("outbox: unsubscribe: %w", err)
 	}
-	return tag.RowsAffected() > 0, nil
+	return n > 0, nil
 }
 
 // Rebase makes a log work in the cluster it stands in now, after it was restored there: dispatchers had stopped with [ErrRebaseNeeded].

@@ -5,6 +5,9 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/bounceproof/bounceproof/internal/backoff"
 	"github.com/bounceproof/bounceproof/prepare"
 )
@@ -12,11 +15,26 @@ import (
 // moveScheduled publishes what is due. It may wait for publishers of the same keys.
 func (s *Store) moveScheduled(ctx context.Context) (moved int64, err error) {
 	for {
-		tag, err := s.ex.Exec(ctx, s.sql.scheduledMove, prepare.Stable)
-		moved += tag.RowsAffected()
-		if err != nil || tag.RowsAffected() < MaxKeys {
+		var n int64
+		var b pgx.Batch
+		b.Queue(begin)
+		b.Queue(s.sql.scheduledMove, prepare.Stable).Exec(affected(&n))
+		b.Queue("commit")
+		err := s.ex.SendBatch(ctx, &b).Close()
+		if err != nil {
 			return moved, err
 		}
+		if moved += n; n < MaxKeys {
+			return moved, nil
+		}
+	}
+}
+
+// affected notes how many rows a statement of a batch changed.
+func affected(n *int64) func(pgconn.CommandTag) error {
+	return func(tag pgconn.CommandTag) error {
+		*n = tag.RowsAffected()
+		return nil
 	}
 }
 

@@ -19,6 +19,12 @@ const MaxKeys = 256
 // MaxKeyBytes is how long Event.Key and Event.DedupKey may be.
 const MaxKeyBytes = 1000
 
+// MaxCallBytes is how much the payloads and headers of one call of Publish may have: it is one message, and PostgreSQL takes none of a GiB.
+const MaxCallBytes = 512 << 20
+
+// maxDueAt is a little before the last moment that PostgreSQL stores, in the year 294276.
+var maxDueAt = time.Date(294_000, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // Event is what a transaction publishes.
 type Event struct {
 	// Type says what happened, for instance "order.paid". Required.
@@ -94,6 +100,9 @@ func (e *Event) validate() error {
 	if !storable(e.DedupKey) || len(e.DedupKey) > MaxKeyBytes {
 		return fmt.Errorf("%w: dedup key is not text of at most %d bytes", ErrInvalidEvent, MaxKeyBytes)
 	}
+	if e.DueAt.After(maxDueAt) {
+		return fmt.Errorf("%w: it is due after the year 294000", ErrInvalidEvent)
+	}
 	for k, v := range e.Headers {
 		if !storable(k) || !storable(v) {
 			return fmt.Errorf("%w: header is not text", ErrInvalidEvent)
@@ -154,8 +163,12 @@ func (s *Store) columns(events []Event) (*columns, error) {
 		keys: make([]*string, len(events)), payloads: make([][]byte, len(events)), headers: make([][]byte, len(events)),
 		dues: make([]*time.Time, len(events)), dedups: make([]*string, len(events)),
 	}
+	bytes := 0
 	for i := range events {
 		e := &events[i]
+		if bytes += len(e.Payload); bytes > MaxCallBytes {
+			return nil, fmt.Errorf("outbox: publish: event %d: %w: more than %d bytes in one call", i, ErrInvalidEvent, MaxCallBytes)
+		}
 		if err := e.validate(); err != nil {
 			return nil, fmt.Errorf("outbox: publish: event %d: %w", i, err)
 		}
@@ -170,6 +183,7 @@ func (s *Store) columns(events []Event) (*columns, error) {
 				return nil, fmt.Errorf("outbox: publish: event %d: headers: %w", i, err)
 			}
 			c.headers[i] = h
+			bytes += len(h)
 		}
 		if !e.DueAt.IsZero() {
 			due := e.DueAt // not the caller's, who may use the slice again before the commit

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/bounceproof/bounceproof/internal/logrec"
 	"github.com/bounceproof/bounceproof/outbox"
 	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
@@ -183,5 +184,67 @@ func TestSweepingDedupKeysUsesAnIndex(t *testing.T) {
 	}
 	if text := strings.Join(plan, "\n"); !strings.Contains(text, "Index Scan using dedup_at") || !strings.Contains(text, "Index Scan using dedup_pkey") {
 		t.Errorf("the plan:\n%s", text)
+	}
+}
+
+// What the server would refuse, and abort the caller's transaction with, is refused before.
+func TestARefusedPublishLeavesTheTransactionUnharmed(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{})
+	missing, err := outbox.New(db.proc.ex, outbox.Config{Schema: "missing"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := make([]byte, outbox.MaxCallBytes/2)
+	for name, c := range map[string]struct {
+		store  *outbox.Store
+		events []outbox.Event
+		want   error
+	}{
+		"no schema":         {missing, []outbox.Event{{Type: "t"}}, outbox.ErrNotMigrated},
+		"due too far ahead": {db.proc.store, []outbox.Event{{Type: "t", DueAt: time.Date(300_000, 1, 1, 0, 0, 0, 0, time.UTC)}}, outbox.ErrInvalidEvent},
+		"too many bytes": {db.proc.store, []outbox.Event{
+			{Type: "t", Payload: half}, {Type: "t", Payload: half}, {Type: "t", Payload: half[:1]},
+		}, outbox.ErrInvalidEvent},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tx, err := db.conn.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+			if _, err := tx.Exec(t.Context(), "create temporary table mine () on commit drop"); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.store.Publish(t.Context(), tx, c.events...); !errors.Is(err, c.want) {
+				t.Errorf("got %v, want %v", err, c.want)
+			}
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Errorf("the transaction: %v", err)
+			}
+		})
+	}
+}
+
+// A role with another isolation level moves scheduled events all the same, by many at once.
+func TestScheduledEventsOfARoleWithAnotherIsolationLevel(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{})
+	rec := newRecorder()
+	var log logrec.Recorder
+	for range 3 {
+		p := newProcess(t, db.url+"&default_transaction_isolation=repeatable%20read", outbox.Config{Logger: log.Logger()})
+		start(t, p.subscribe(t, "s", outbox.SubscriptionConfig{}), outbox.HandlerFunc(rec.handle), quick)
+	}
+	for range 10 {
+		es := events(20, unkeyed)
+		for i := range es {
+			es[i].DueAt = time.Now().Add(time.Duration(200+i*10) * time.Millisecond)
+		}
+		db.proc.publish(t, es...)
+	}
+	eventually(t, "all", func() bool { return rec.n.Load() >= 200 })
+	if text := log.All(); strings.Contains(text, "40001") {
+		t.Errorf("logged: %s", text)
 	}
 }

@@ -26,7 +26,8 @@ import (
 // The first call of a store reads what Migrate fixed, on the transaction's own connection; while rows are open there it is put off until
 // the events are sent, and its error is that of COMMIT.
 //
-// Errors found before anything is sent are [*TooManyKeysError], [ErrInvalidEvent], and that of a nil transaction.
+// Errors found before anything is sent are [*TooManyKeysError], [ErrInvalidEvent], and that of a nil transaction. On a plain pgx.Tx
+// [ErrNotMigrated] leaves the transaction unharmed too.
 func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	if tx == nil {
 		return errors.New("outbox: publish: nil transaction")
@@ -41,8 +42,7 @@ func (s *Store) Publish(ctx context.Context, tx pgx.Tx, events ...Event) error {
 	if etx, ok := executor.TxOf(tx); ok {
 		return s.enqueue(ctx, tx, etx, c)
 	}
-	// By no name: those that pgx gives collide behind a pooler that forwards them, and a collision would abort the caller's transaction.
-	lanes, err := s.verify(ctx, tx, pgx.QueryExecModeExec)
+	lanes, err := s.verifyForeign(ctx, tx)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -30,7 +31,7 @@ var _ SQLTx = (*sql.Tx)(nil)
 // transaction is unharmed by them.
 func (s *Store) PublishSQL(ctx context.Context, tx SQLTx, events ...Event) error {
 	if tx == nil {
-		panic("outbox: PublishSQL: nil transaction")
+		return errors.New("outbox: publish: nil transaction")
 	}
 	if len(events) == 0 {
 		return nil
@@ -39,7 +40,7 @@ func (s *Store) PublishSQL(ctx context.Context, tx SQLTx, events ...Event) error
 	if err != nil {
 		return err
 	}
-	lanes, err := s.verifySQL(ctx, tx)
+	lanes, err := s.verifyForeign(ctx, sqlQuerier{tx})
 	if err != nil {
 		return err
 	}
@@ -57,20 +58,21 @@ func (s *Store) PublishSQL(ctx context.Context, tx SQLTx, events ...Event) error
 	return nil
 }
 
-// verifySQL is verify, and looks first whether there is anything to read: an error would abort the caller's transaction.
-func (s *Store) verifySQL(ctx context.Context, tx SQLTx) (lanes int, err error) {
+// verifyForeign is verify in a transaction that is not the executor's, and looks first whether there is anything to read: an error would abort it. By
+// no name: those that pgx gives collide behind a pooler that forwards them, which would abort it too.
+func (s *Store) verifyForeign(ctx context.Context, tx rowQuerier) (lanes int, err error) {
 	if n := s.lanes.Load(); n > 0 {
 		return int(n), nil
 	}
 	var exists bool
-	err = tx.QueryRowContext(ctx, "select to_regclass($1) is not null", pgx.Identifier{s.schema, "meta"}.Sanitize()).Scan(&exists)
+	err = tx.QueryRow(ctx, "select to_regclass('"+pgx.Identifier{s.schema, "meta"}.Sanitize()+"') is not null", pgx.QueryExecModeExec).Scan(&exists)
 	switch {
 	case err != nil:
 		return 0, fmt.Errorf("outbox: schema %s: %w", s.schema, err)
 	case !exists:
 		return 0, fmt.Errorf("outbox: schema %s: %w", s.schema, ErrNotMigrated)
 	}
-	return s.verify(ctx, sqlQuerier{tx}, nil)
+	return s.verify(ctx, tx, pgx.QueryExecModeExec)
 }
 
 // sqlQuerier asks as pgx does, without pgx's options.
