@@ -71,7 +71,7 @@ func (r *runner) adoptTogether(ctx context.Context, now time.Time, lanes []int16
 			r.log.Warn("bounceproof: outbox: the tick that a lane stands at is gone; it goes back to the last one before, so events come again",
 				slog.Int("lane", int(a.lane)), slog.Int64("tick", a.at.from.id))
 		}
-		l.state, l.crashes = idle, a.crashes
+		l.state, l.crashes, l.survived = idle, a.crashes, false
 		l.progress.reset(a.n, a.at)
 		l.blocked = blocked{}
 		if w := waiting[a.lane]; w != nil {

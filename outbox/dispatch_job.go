@@ -30,6 +30,7 @@ type job struct {
 	page *page // nil: only retries
 
 	ticks  [2]int64  // that must be there when the job is recorded
+	end    position  // where the lane stands when all of it is
 	runs   [][]*item // by key, in order; an event without a key is a run of its own
 	behind []*item   // of the page, whose key waits outside the log
 
@@ -49,6 +50,7 @@ func newJob(r *runner, l *lane, p *page, again []*item) *job {
 	if p != nil {
 		j.ticks[1] = p.to.id
 	}
+	j.end = j.next()
 	byKey := make(map[string]int)
 	add := func(it *item) {
 		if at, ok := byKey[it.Key]; ok && it.Key != "" {

@@ -310,6 +310,7 @@ func (r *runner) collect(j *job) {
 		l.readopt(time.Time{})
 	case j.recorded:
 		l.state = idle
+		l.survived = j.page != nil && l.progress.recorded() && l.progress.now == j.end
 	case j.tried():
 		j.finish()
 		l.state = finished

@@ -22,6 +22,7 @@ type round struct {
 	tick   tickResult
 	record record
 	reads  []*lane
+	calm   []*lane // whose page came to its end after crashes
 	pages  map[int16]*page
 	due    map[int16]bool    // of reads, those with keys that were due
 	again  map[int16][]*item // and the events of these keys
@@ -30,7 +31,7 @@ type round struct {
 // lanes returns the lanes that the round is about.
 func (g *round) lanes() []*lane {
 	all := slices.Clone(g.record.of)
-	for _, l := range g.reads {
+	for _, l := range slices.Concat(g.reads, g.calm) {
 		if !slices.Contains(all, l) {
 			all = append(all, l)
 		}
@@ -141,7 +142,6 @@ func (r *runner) do(ctx context.Context, g *round) error {
 // newRound collects what is due of lanes, and a tick if it is wanted.
 func (r *runner) newRound(now time.Time, lanes []*lane, ticks bool) *round {
 	g := &round{ticks: ticks, pages: make(map[int16]*page), again: make(map[int16][]*item), due: make(map[int16]bool)}
-	var afterCrashes []*lane // lanes that came to the end of a page after crashes
 	var reads pages
 	var again retries
 	advance := !r.advanceAt.IsZero() && (r.stopping || !now.Before(r.advanceAt))
@@ -157,10 +157,13 @@ func (r *runner) newRound(now time.Time, lanes []*lane, ticks bool) *round {
 		case l.state == finished:
 			g.record.add(l, at, nil)
 			if l.crashes > 0 {
-				afterCrashes = append(afterCrashes, l)
+				g.calm = append(g.calm, l)
 			}
 		case advance && !l.progress.recorded():
 			g.record.add(l, at, nil)
+		}
+		if l.state == idle && l.survived && l.crashes > 0 {
+			g.calm = append(g.calm, l)
 		}
 		if r.stopping || l.leaving {
 			continue
@@ -180,7 +183,7 @@ func (r *runner) newRound(now time.Time, lanes []*lane, ticks bool) *round {
 		r.lastTick, r.wantTick = now, false
 		r.s.queueTick(&g.batch, &g.tick)
 	}
-	if g.record.empty() && len(g.reads) == 0 {
+	if g.record.empty() && len(g.reads) == 0 && len(g.calm) == 0 {
 		return g
 	}
 	g.batch.Queue(begin)
@@ -188,8 +191,8 @@ func (r *runner) newRound(now time.Time, lanes []*lane, ticks bool) *round {
 	if !g.record.empty() {
 		g.record.queue(&g.batch, r.sub)
 	}
-	if len(afterCrashes) > 0 {
-		r.queueResetCrashes(&g.batch, afterCrashes)
+	if len(g.calm) > 0 {
+		r.queueResetCrashes(&g.batch, g.calm)
 	}
 	if len(reads.lanes) > 0 {
 		reads.queue(&g.batch, r.sub, g.pages)
@@ -224,6 +227,11 @@ func (r *runner) applyRecord(g *round) {
 	for _, l := range g.record.of {
 		if l.state == finished {
 			l.state, l.crashes = idle, 0
+		}
+	}
+	for _, l := range g.calm {
+		if l.survived {
+			l.crashes, l.survived = 0, false
 		}
 	}
 	for _, l := range r.lanes {

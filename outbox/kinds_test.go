@@ -172,3 +172,34 @@ func TestAnEventThatKillsTheProcessDies(t *testing.T) {
 		})
 	}
 }
+
+// A page that comes to its end makes former crashes be forgotten, whatever kind the handler is of: its lane goes page by page again.
+func TestACompletedPageEndsTheSuspicion(t *testing.T) {
+	t.Parallel()
+	nothing := func() error { return nil }
+	for name, h := range map[string]outbox.Handler{
+		"one":       outbox.HandlerFunc(func(context.Context, outbox.Delivery) error { return nothing() }),
+		"page":      outbox.BatchHandlerFunc(func(context.Context, []outbox.Delivery) error { return nothing() }),
+		"one in tx": outbox.TxHandlerFunc(func(context.Context, pgx.Tx, outbox.Delivery) error { return nothing() }),
+		"page tx":   outbox.BatchTxHandlerFunc(func(context.Context, pgx.Tx, []outbox.Delivery) error { return nothing() }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := setup(t, outbox.Config{Lanes: 1})
+			sub := db.proc.subscribe(t, "s", outbox.SubscriptionConfig{})
+			if _, err := db.conn.Exec(t.Context(), "update outbox.lease set crashes = 3"); err != nil {
+				t.Fatal(err)
+			}
+			d := start(t, sub, h, quick)
+			eventually(t, "the lane", func() bool { return db.count(t, "select count(*) from outbox.lease where owner is not null") == 1 })
+			if n := db.count(t, "select crashes from outbox.lease"); n != 3 {
+				t.Fatalf("%d crashes before any page", n)
+			}
+			db.proc.publish(t, events(5, unkeyed)...)
+			eventually(t, "they are delivered", func() bool { return d.Stats().Delivered == 5 })
+			eventually(t, "no crashes", func() bool { return db.count(t, "select crashes from outbox.lease") == 0 })
+			db.proc.publish(t, events(50, unkeyed)...)
+			eventually(t, "the next are delivered", func() bool { return d.Stats().Delivered == 55 })
+		})
+	}
+}

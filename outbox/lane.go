@@ -26,6 +26,7 @@ type lane struct {
 	blocked  blocked // keys that wait outside the log
 	paused   bool    // too many of them: nothing is read from the log
 	crashes  int     // of former owners in a row
+	survived bool    // a page came to its end since, and the job has recorded that itself
 
 	job    *job // while busy
 	cancel context.CancelCauseFunc
