@@ -35,7 +35,7 @@ type job struct {
 	behind []*item   // of the page, whose key waits outside the log
 
 	ctx   context.Context // the handlers'
-	leave chan struct{}   // capacity one: the lane is to be given back
+	leave chan struct{}   // closed when the lane is to be given back
 
 	// Of the kinds with a transaction:
 	recorded bool  // the job has recorded the lane's progress itself
@@ -45,7 +45,7 @@ type job struct {
 
 // newJob sorts a page and retries into runs.
 func newJob(r *runner, l *lane, p *page, again []*item) *job {
-	j := &job{r: r, lane: l, page: p, leave: make(chan struct{}, 1)}
+	j := &job{r: r, lane: l, page: p, leave: make(chan struct{})}
 	j.ticks = [2]int64{l.progress.now.from.id, l.progress.now.to.id}
 	if p != nil {
 		j.ticks[1] = p.to.id
@@ -154,6 +154,7 @@ func (j *job) slot() bool {
 			return true
 		}
 		<-j.r.slots
+	case <-j.leave:
 	case <-j.r.stop.Done():
 	case <-j.ctx.Done():
 	}
@@ -162,18 +163,28 @@ func (j *job) slot() bool {
 
 func (j *job) free() { <-j.r.slots }
 
-// giveUp ends the rest of a job that waits for an outage to pass.
+// giveUp lets the job finish the events that are with the handlers, and no more. The runner alone calls it, and may again.
 func (j *job) giveUp() {
 	select {
-	case j.leave <- struct{}{}:
+	case <-j.leave:
 	default:
+		close(j.leave)
+	}
+}
+
+func (j *job) leaving() bool {
+	select {
+	case <-j.leave:
+		return true
+	default:
+		return false
 	}
 }
 
 // suspect reports whether the lane's former owners died so often that each attempt is to be written down before it begins.
 func (j *job) suspect() bool { return j.lane.crashes >= suspicious }
 
-func (j *job) halted() bool { return j.r.stop.Err() != nil || j.ctx.Err() != nil }
+func (j *job) halted() bool { return j.r.stop.Err() != nil || j.ctx.Err() != nil || j.leaving() }
 
 func (j *job) inOrder(run []*item, one func(*item) error) {
 	for _, it := range run {

@@ -122,9 +122,9 @@ func (r *runner) rebalance(ctx context.Context, sh shares) error {
 		l.leaving = false
 		staying++
 	}
-	for _, state := range []laneState{adopting, idle, finished, busy} { // those that rest go first
+	leave := func(which func(*lane) bool) {
 		for _, l := range r.lanes {
-			if staying > want && l.state == state && !l.leaving {
+			if staying > want && !l.leaving && which(l) {
 				l.leaving = true
 				staying--
 				if l.job != nil {
@@ -133,6 +133,9 @@ func (r *runner) rebalance(ctx context.Context, sh shares) error {
 			}
 		}
 	}
+	leave(func(l *lane) bool { return l.state != busy }) // those that rest go first
+	leave(func(l *lane) bool { return l.state == busy && l.job.leaving() })
+	leave(func(*lane) bool { return true })
 	r.belowShare = staying < want
 	if !r.belowShare || sh.free == 0 {
 		return nil

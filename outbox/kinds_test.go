@@ -203,3 +203,43 @@ func TestACompletedPageEndsTheSuspicion(t *testing.T) {
 		})
 	}
 }
+
+// A dispatcher that has to share gives lanes back when the events in hand are done, and not when their pages are.
+func TestALaneThatIsGivenBackFinishesTheEventsInHand(t *testing.T) {
+	t.Parallel()
+	db := setup(t, outbox.Config{Lanes: 4})
+	cfg := quick
+	cfg.Concurrency, cfg.LeaseDuration = 4, time.Second
+	rec := newRecorder()
+	one := make(chan struct{})
+	var calls atomic.Int64
+	h := func(ctx context.Context, d outbox.Delivery) error {
+		calls.Add(1)
+		<-one
+		return rec.handle(ctx, d)
+	}
+	db.proc.publish(t, events(400, unkeyed)...) // a page of 100 a lane
+	start(t, db.proc.subscribe(t, "s", outbox.SubscriptionConfig{}), outbox.HandlerFunc(h), cfg)
+	eventually(t, "all lanes have begun", func() bool { return calls.Load() == 4 })
+	other := newProcess(t, db.url, outbox.Config{})
+	start(t, other.subscribe(t, "s", outbox.SubscriptionConfig{}), outbox.HandlerFunc(rec.handle), cfg)
+	eventually(t, "both are seen", func() bool { return db.count(t, "select count(*) from outbox.member") == 2 })
+	released := 0
+	eventually(t, "even lanes", func() bool {
+		select {
+		case one <- struct{}{}:
+			released++
+		default:
+		}
+		return db.count(t, "select count(*) from (select owner from outbox.lease where owner is not null group by owner having count(*) = 2) x") == 2
+	})
+	if released > 150 {
+		t.Errorf("%d of 400 events were handled before the lanes were even", released)
+	}
+	t.Logf("%d events until lanes were even", released)
+	close(one)
+	eventually(t, "all", func() bool { return len(rec.distinct()) == 400 })
+	if n := rec.n.Load(); n != 400 {
+		t.Errorf("%d deliveries of 400 events", n)
+	}
+}
