@@ -135,14 +135,23 @@ func (g *Group) Send(ctx context.Context) error {
 	g.sent = true
 	g.p = c.pg.StartPipeline(ctx)
 	closes := len(c.closes)
-	if len(g.items) > 0 && g.items[0].parse {
-		closes++
+	for i := range g.items {
+		if g.items[i].parse {
+			closes++
+		}
 	}
 	for range c.marks(closes) {
 		g.p.SendDeallocate(markName)
 	}
 	for _, name := range c.closes {
 		g.p.SendDeallocate(name)
+	}
+	// All of them in front, where no answer is outstanding: Pgpool-II answers a Close at once, whatever is still unanswered before it. A Close takes no
+	// snapshot, and a transaction that has failed takes it too (PostgreSQL src/backend/tcop/postgres.c).
+	for i := range g.items {
+		if g.items[i].parse {
+			g.p.SendDeallocate(g.items[i].name)
+		}
 	}
 	for i := range g.items {
 		if i == g.front {
@@ -181,11 +190,10 @@ func (g *Group) Send(ctx context.Context) error {
 	return nil
 }
 
-// sendParse sends Close and Parse for item i.
+// sendParse sends Parse for item i.
 func (g *Group) sendParse(i int) {
 	it := &g.items[i]
 	g.c.Parses++
-	g.p.SendDeallocate(it.name)
 	g.p.SendPrepare(it.name, it.e.Description.sd.SQL, it.e.Description.sd.ParamOIDs)
 	g.parses = append(g.parses, i)
 }

@@ -78,7 +78,7 @@ func TestGroupMessages(t *testing.T) {
 		}
 	}
 	bind := func(name string) []string { return []string{"Bind " + name, "Describe portal", "Execute"} }
-	parse := func(name string) []string { return []string{"Close " + name, "Parse " + name, "Describe " + name} }
+	parse := func(name string) []string { return []string{"Parse " + name, "Describe " + name} }
 
 	g := w.c.NewGroup()
 	g.AddText("begin")
@@ -88,7 +88,7 @@ func TestGroupMessages(t *testing.T) {
 	g.AddText("commit")
 	w.finish("named", g, "", "1", "", "3", "")
 	w.expect("named: BEGIN precedes every Parse, and each statement has one",
-		messages(textBegin, parse(s), bind(s), parse(i), bind(i), bind(s), textCommit, "Sync")...)
+		messages("Close "+s, "Close "+i, textBegin, parse(s), bind(s), parse(i), bind(i), bind(s), textCommit, "Sync")...)
 	if w.b.Committed(insertArg) != 0 { // expect has reset the count
 		t.Error("counted twice")
 	}
@@ -106,7 +106,7 @@ func TestGroupMessages(t *testing.T) {
 		}
 	}
 	w.finish("reparse", g, "0", "1")
-	w.expect("reparse: once a group, known or not", messages(parse(s), bind(s), bind(s), "Sync")...)
+	w.expect("reparse: once a group, known or not", messages("Close "+s, parse(s), bind(s), bind(s), "Sync")...)
 
 	g = w.c.NewGroup()
 	for n := range 2 {
@@ -115,7 +115,7 @@ func TestGroupMessages(t *testing.T) {
 		}
 	}
 	w.finish("shared, parsed", g, "0", "1")
-	w.expect("shared: parsed once", messages(parse(s), bind(s), bind(s), "Sync")...)
+	w.expect("shared: parsed once", messages("Close "+s, parse(s), bind(s), bind(s), "Sync")...)
 
 	g = w.c.NewGroup()
 	add(g, sel, fallback.Shared, 6)

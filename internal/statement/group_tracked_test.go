@@ -32,7 +32,7 @@ func TestGroupBehindATrackingPooler(t *testing.T) {
 		return g.Strategy(g.Len() - 1)
 	}
 	bind := func(name string) []string { return []string{"Bind " + name, "Describe portal", "Execute"} }
-	parse := func(name string) []string { return []string{"Close " + name, "Parse " + name, "Describe " + name} }
+	parse := func(name string) []string { return []string{"Parse " + name, "Describe " + name} }
 	unnamed := func(sql string) []string { return messages(`Parse "" `+sql, bind(`""`)) }
 	s, i := sel.Name(), ins.Name()
 
@@ -44,7 +44,7 @@ func TestGroupBehindATrackingPooler(t *testing.T) {
 	add(g, ins, fallback.Named, 4)
 	g.AddText("commit")
 	w.finish("in front", g, "", "1", "2", "3", "", "")
-	w.expect("in front, behind BEGIN", messages(textBegin, parse(s), parse(i), unnamed(ds[0].SQL()), bind(s), bind(s), bind(i), textCommit, "Sync")...)
+	w.expect("in front, behind BEGIN", messages("Close "+s, "Close "+i, textBegin, parse(s), parse(i), unnamed(ds[0].SQL()), bind(s), bind(s), bind(i), textCommit, "Sync")...)
 
 	// A text, DDL or what throws statements away may give a Parse another meaning, and nothing else that precedes a statement may.
 	for _, test := range []struct {
