@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"slices"
 	"strings"
 	"time"
 
@@ -224,13 +223,15 @@ func (d *diagnosis) look(ctx context.Context, ex *executor.Executor, cc *pgconn.
 
 // tracks is whether the pooler keeps track of prepared statements, nil where it was not seen, or where there is none.
 func tracks(top fallback.Topology) *bool {
-	switch {
-	case top.Mode == fallback.ModeDirect:
+	if top.Mode == fallback.ModeDirect {
 		return nil
-	case top.Tracks:
+	}
+	switch top.Tracking() {
+	case fallback.TrackingYes:
 		return new(true)
-	case slices.ContainsFunc(top.Evidence, func(s string) bool { return strings.Contains(s, "forwards the names") }):
+	case fallback.TrackingNo:
 		return new(false)
+	case fallback.TrackingUnknown:
 	}
 	return nil
 }
