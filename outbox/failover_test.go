@@ -50,6 +50,7 @@ func TestAFailoverLosesNothingThatTheNewPrimaryHolds(t *testing.T) {
 type got struct {
 	mu   sync.Mutex
 	seen map[string]int
+	n    atomic.Int64
 }
 
 func (g *got) handle(_ context.Context, d outbox.Delivery) error {
@@ -59,6 +60,7 @@ func (g *got) handle(_ context.Context, d outbox.Delivery) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.seen[string(d.Payload)]++
+	g.n.Add(1)
 	return nil
 }
 
@@ -134,11 +136,17 @@ func failover(t *testing.T, version string, run int) {
 	}
 	more(int64(40 + 17*run%60))
 	wire.BlackHole()
+	delivered := g.n.Load()
 	more(int64(30 + 29*run%90)) // these are lost, and what was done with them
+	eventually(t, "some of them are delivered", func() bool { return g.n.Load() >= delivered+10 })
 	lostTip := db.count(t, "select max(seq) from outbox.event")
 	standby.Promote(t)
 	clients.Redirect(standby.URL(name))
 	primary.Kill(t) // it would wait for the standby to have all
+	if db.conn, err = pgxpool.New(t.Context(), standby.URL(name)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.conn.Close)
 	more(60)
 	close(stop)
 	publishers.Wait()
@@ -159,7 +167,7 @@ func failover(t *testing.T, version string, run int) {
 		eventually(t, sub+": nothing is pending", func() bool { return behind(sub) == 0 })
 	}
 	held := make(map[string]bool)
-	rows, err := conn.Query(t.Context(), "select convert_from(payload, 'UTF8') from outbox.event")
+	rows, err := db.conn.Query(t.Context(), "select convert_from(payload, 'UTF8') from outbox.event")
 	if err != nil {
 		t.Fatal(err)
 	}
