@@ -171,5 +171,5 @@ func same(name, found, asked string) bool {
 		return strings.HasPrefix(found, asked)
 	}
 	plain := strings.NewReplacer(" ", "", `"`, "")
-	return found == asked || strings.EqualFold(plain.Replace(found), plain.Replace(asked))
+	return found == asked || written(found) == written(asked) || strings.EqualFold(plain.Replace(found), plain.Replace(asked))
 }
