@@ -258,6 +258,27 @@ func TestAConnRunsAgainWhatWasLost(t *testing.T) {
 	if !errors.As(err, &lost) || !lost.InTx || s.ex.Stats().Retries != 0 {
 		t.Errorf("%v, %+v", err, s.ex.Stats())
 	}
+	s, _ = newScripted(t, pgscript.Options{}, executor.Config{}, maxConns(2))
+	c = acquire(t, s.ex)
+	if _, err := c.Exec(ctx, insertA, prepare.Stable, 1); err != nil {
+		t.Fatal(err)
+	}
+	runs, conn := 0, c.Conn()
+	err = c.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
+		runs++
+		for i := range 2 {
+			if runs == 1 && i == 1 {
+				s.b.ForgetNames()
+			}
+			if _, err := tx.Exec(ctx, insertA, prepare.Stable, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil || runs != 2 || c.Conn() != conn || conn.PgConn().TxStatus() != 'I' {
+		t.Errorf("InTx: %v, %d runs", err, runs)
+	}
 }
 
 // Rows that are open keep others off the connection, and harm nothing.

@@ -143,7 +143,7 @@ func TestAHooksOwnNameIsNoMatterOfGuard(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Release()
+		t.Cleanup(c.Release)
 	}
 	if hook == nil || hook.Name != "mine" || strings.Contains(hook.Error(), "Guard") || !strings.Contains(hook.Error(), "prepare.Stable") {
 		t.Errorf("%+v, %v", hook, hook)
