@@ -136,7 +136,7 @@ func (g *Group) Send(ctx context.Context) error {
 	g.p = c.pg.StartPipeline(ctx)
 	closes := len(c.closes)
 	for i := range g.items {
-		if g.items[i].parse {
+		if g.closesInFront(i) || i == 0 && g.items[i].parse {
 			closes++
 		}
 	}
@@ -146,10 +146,8 @@ func (g *Group) Send(ctx context.Context) error {
 	for _, name := range c.closes {
 		g.p.SendDeallocate(name)
 	}
-	// All of them in front, where no answer is outstanding: Pgpool-II answers a Close at once, whatever is still unanswered before it. A Close takes no
-	// snapshot, and a transaction that has failed takes it too (PostgreSQL src/backend/tcop/postgres.c).
 	for i := range g.items {
-		if g.items[i].parse {
+		if g.closesInFront(i) {
 			g.p.SendDeallocate(g.items[i].name)
 		}
 	}
@@ -190,10 +188,21 @@ func (g *Group) Send(ctx context.Context) error {
 	return nil
 }
 
-// sendParse sends Parse for item i.
+// closesInFront reports whether the Close of item i goes in front of the group, where no answer is outstanding: Pgpool-II answers a Close at once, whatever
+// is still unanswered before it. A Close takes no snapshot, and a transaction that has failed takes it too (PostgreSQL
+// src/backend/tcop/postgres.c). Not that of a shared name: where an item in front fails, its Parse would be skipped, and the Close would have
+// taken the name from everybody.
+func (g *Group) closesInFront(i int) bool {
+	return g.items[i].parse && g.items[i].e.Strategy == fallback.Named
+}
+
+// sendParse sends Parse for item i, and Close if that was not sent in front.
 func (g *Group) sendParse(i int) {
 	it := &g.items[i]
 	g.c.Parses++
+	if !g.closesInFront(i) {
+		g.p.SendDeallocate(it.name)
+	}
 	g.p.SendPrepare(it.name, it.e.Description.sd.SQL, it.e.Description.sd.ParamOIDs)
 	g.parses = append(g.parses, i)
 }
