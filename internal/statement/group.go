@@ -67,7 +67,12 @@ func (g *Group) AddText(sql string) {
 		g.front++
 		g.answered += textAnswer
 	} else {
-		g.fixed = true
+		switch verb := sqltext.Verb(sql); {
+		case g.c.pg.TxStatus() == 'I' && (verb == "BEGIN" || verb == "COMMIT"):
+			// These change no text's meaning, unless they end a transaction that was open before, and what SET LOCAL has set there.
+		default:
+			g.fixed = true
+		}
 	}
 	g.items = append(g.items, groupItem{text: sql})
 }

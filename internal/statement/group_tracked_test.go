@@ -54,6 +54,8 @@ func TestGroupBehindATrackingPooler(t *testing.T) {
 	}{
 		{"a query", "select 1, $1", false, true},
 		{"a text", "set search_path = x", true, false},
+		{"BEGIN", "begin", true, true},
+		{"COMMIT", "commit", true, true},
 		{"DDL", "create table x (n int)", false, false},
 		{"a procedure", "call p($1)", false, false},
 		{"DEALLOCATE", "deallocate x", false, false},
