@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -65,8 +66,22 @@ func (c *Conn) Release() {
 	}
 	pooled := c.pooled
 	c.pooled = nil
-	pooled.Release()
+	if !pooled.Conn().PgConn().IsBusy() {
+		pooled.Release()
+		return
+	}
+	// pgxpool would close it on a goroutine of its own, beside one that closes the rows now.
+	conn := pooled.Hijack()
+	if before := c.ex.pool.Config().BeforeClose; before != nil {
+		before(conn)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	_ = conn.Close(ctx)
 }
+
+// closeTimeout bounds closing a connection whose server or network does not take the farewell. It is pgxpool's.
+const closeTimeout = 15 * time.Second
 
 // Hijack takes the connection out of the pool, as pgxpool.Conn.Hijack does: the caller closes it. What the executor has prepared on it stays
 // there. A transaction that is open stays usable. As in pgxpool it panics on a connection that was released or hijacked.
