@@ -143,7 +143,7 @@ func TestAFailedCopyGivesTheServerBack(t *testing.T) {
 					}
 					// The connection of the executor stays open meanwhile, if it is to.
 					ctx, cancel = context.WithTimeout(t.Context(), await.Deadline)
-					defer cancel()
+					t.Cleanup(cancel)
 					other, err := pgx.Connect(ctx, r.URL)
 					if err != nil {
 						t.Fatal("somebody else gets no server:", err)
@@ -176,7 +176,7 @@ func TestBarePgxLosesAServerToAFailedCopy(t *testing.T) {
 			t.Fatal("the copy did not fail")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
+		t.Cleanup(cancel)
 		other, err := pgx.Connect(ctx, r.URL)
 		if err == nil {
 			_, err = other.Exec(ctx, "select 7", pgx.QueryExecModeSimpleProtocol)

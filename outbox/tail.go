@@ -47,13 +47,15 @@ func (s *Store) Tail(ctx context.Context, start Start, handle func(context.Conte
 	}
 	for {
 		wait, begun := tailPoll, time.Now()
-		if err := t.step(ctx); ctx.Err() != nil && t.handled == nil {
-			return nil
-		} else if t.handled != nil {
+		err := t.step(ctx)
+		switch {
+		case t.handled != nil:
 			return t.handled
-		} else if err != nil && !passes(err) {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && !passes(err):
 			return fmt.Errorf("outbox: tail: %w", err)
-		} else if err != nil {
+		case err != nil:
 			wait = tailOutage
 		}
 		// Behind an old open transaction a look reads much: half of the time at most.
