@@ -4,7 +4,8 @@
 GO      ?= go
 # Packages tested at once. Each has servers of its own, so more than two do not help a small machine.
 P       ?= 2
-TIMEOUT ?= 15m
+# Against hangs. With the race detector the executor's tests take ten minutes on two busy cores.
+TIMEOUT ?= 25m
 # make test RACE=1 adds the race detector; ARGS goes to go test as it is: make test ARGS='-run Pin -v'.
 RACE    ?=
 ARGS    ?=
