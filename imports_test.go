@@ -30,7 +30,7 @@ var layers = map[string][]string{
 	"internal/txlocal":      {},
 	"internal/startup":      {},
 	"prepare":               {},
-	"fallback":              {"internal/answer"},
+	"fallback":              {"internal/answer", "internal/pgxinternals"},
 	"internal/statement":    {"internal/answer", "internal/sqltext", "internal/pgxinternals", "prepare", "fallback"},
 	"internal/selector":     {"fallback"},
 	"notify":                {"internal/backoff"},

@@ -1,10 +1,13 @@
 package fallback_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -282,6 +285,48 @@ func TestProbeReportsADialErrorAndTheCallersContext(t *testing.T) {
 	cancel()
 	if _, err := fallback.Probe(ctx, fallback.Dialer(newProbed(t, pgscript.Options{}).config)); !errors.Is(err, context.Canceled) {
 		t.Errorf("want context.Canceled, got %v", err)
+	}
+}
+
+// slowWriter is a connection whose first write takes until a reader waits for what comes after the answer: on a busy machine the start-up message
+// takes pgconn more than 15 ms, and it reads beside, on a goroutine that is in the middle of a read when the connection is handed over.
+type slowWriter struct {
+	net.Conn
+	once    sync.Once
+	reading chan struct{}
+	ready   bool // the answer to the start-up message has been read; used by readers only, which take turns
+}
+
+func (s *slowWriter) Read(p []byte) (int, error) {
+	if s.ready {
+		s.once.Do(func() { close(s.reading) })
+	}
+	n, err := s.Conn.Read(p)
+	s.ready = s.ready || bytes.HasSuffix(p[:n], []byte{'Z', 0, 0, 0, 5, 'I'})
+	return n, err
+}
+
+func (s *slowWriter) Write(p []byte) (int, error) {
+	n, err := s.Conn.Write(p)
+	<-s.reading
+	return n, err
+}
+
+func TestProbeReadsWherePgconnIsReading(t *testing.T) {
+	t.Parallel()
+	for range 50 { // of two readers that wait, either could be the first
+		p := newProbed(t, pgscript.Options{})
+		top, err := fallback.Probe(t.Context(), fallback.Dialer(func(ctx context.Context) (*pgconn.Config, error) {
+			c, err := p.config(ctx)
+			c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				conn, err := p.Dial(ctx, network, addr)
+				return &slowWriter{Conn: conn, reading: make(chan struct{})}, err
+			}
+			return c, err
+		}))
+		if err != nil || top.Mode != fallback.ModeDirect {
+			t.Fatalf("got %v, error %v", top, err)
+		}
 	}
 }
 

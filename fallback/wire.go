@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/bounceproof/bounceproof/internal/answer"
+	"github.com/bounceproof/bounceproof/internal/pgxinternals"
 )
 
 // Dialer returns a dial function for [Probe] that connects with whatever config returns, a fresh configuration for each call: the
@@ -35,7 +36,7 @@ func Dialer(config func(context.Context) (*pgconn.Config, error)) func(context.C
 type wire struct {
 	conn     net.Conn
 	frontend *pgproto3.Frontend
-	check    *answer.Checker // nil if it came too late
+	check    *answer.Checker // nil if it came too late, or this pgx is not as expected
 	keyPID   uint32          // as BackendKeyData gave it
 	dead     bool
 }
@@ -51,9 +52,11 @@ func dialProbe(ctx context.Context, dial func(context.Context) (*pgconn.PgConn, 
 		return nil, err
 	}
 	w := &wire{conn: h.Conn, frontend: h.Frontend, keyPID: h.PID}
-	if h.Frontend.ReadBufferLen() == 0 {
-		w.check = &answer.Checker{LooseClose: true} // what comes before its turn is what the probe wants to see
-		w.frontend = pgproto3.NewFrontend(w.check.Wrap(h.Conn, h.Conn))
+	// The frontend and what it reads from stay: where writing took pgconn more than 15 ms, a goroutine of its own is still reading from the
+	// socket, and would take away the first bytes of the answer to whoever reads there too.
+	check := &answer.Checker{LooseClose: true} // what comes before its turn is what the probe wants to see
+	if pgxinternals.Check() == nil && pgxinternals.WrapWire(h.Frontend, check.Wrap) {
+		w.check = check
 	}
 	return w, nil
 }
