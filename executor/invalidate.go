@@ -20,16 +20,9 @@ func (ex *Executor) invalidate(ctx context.Context, c *statement.Conn, a *attemp
 			ex.selector.CountShared(ctx, a.decision, true)
 		}
 	case fallback.ReasonStalePlan:
-		c.Forget(a.d.Name())
-		if !a.decision.Pooled {
-			// Close and Parse cure it here, and the result has changed: learn again.
-			a.st.Forget(a.d)
-		} else {
-			a.st.NextGeneration(a.d)
-		}
+		a.forgetStale(c, a.decision.Pooled) // else Close and Parse cure it
 	case fallback.ReasonStaleShape:
-		c.Forget(a.d.Name())
-		a.st.Forget(a.d)
+		a.forgetStale(c, false)
 	case fallback.ReasonNone:
 		// PostgreSQL 13 does not say of a value it cannot read that it is an argument's, so the statement may have run and is not run
 		// again. If it was the description that is stale, the caller's next try learns a new one.
@@ -48,14 +41,19 @@ func (ex *Executor) invalidateBeside(c *statement.Conn, a, failed *attempt) {
 	}
 	switch failed.verdict.Reason { //nolint:exhaustive // the others are about one statement
 	case fallback.ReasonStalePlan:
-		c.Forget(a.d.Name())
-		if a.strategy == fallback.Named && a.decision.Pooled {
-			a.st.NextGeneration(a.d)
-		} else {
-			a.st.Forget(a.d)
-		}
+		a.forgetStale(c, a.strategy == fallback.Named && a.decision.Pooled)
 	case fallback.ReasonStaleShape:
-		c.Forget(a.d.Name())
+		a.forgetStale(c, false)
+	}
+}
+
+// forgetStale forgets the name on this connection and the description everywhere, so that the text is learnt again; under another name if
+// renamed is set, because a pooler may keep what was parsed under this one.
+func (a *attempt) forgetStale(c *statement.Conn, renamed bool) {
+	c.Forget(a.d.Name())
+	if renamed {
+		a.st.NextGeneration(a.d)
+	} else {
 		a.st.Forget(a.d)
 	}
 }
