@@ -2,7 +2,6 @@ package executor
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -74,9 +73,9 @@ func (x *single) exec(ctx context.Context) (pgconn.CommandTag, error) {
 			return pgconn.CommandTag{}, err
 		}
 		// What a rewriter, a tracer or an argument of the caller's sends would be next.
-		expect := x.q.rewriter == nil && x.s.c.QueryTracer() == nil && !strings.Contains(x.q.sql, ";") && onlyData(x.q.args)
+		expect := x.q.rewriter == nil && x.s.c.QueryTracer() == nil && onlyData(x.q.args)
 		if expect {
-			x.s.c.ExpectText(x.q.sql)
+			x.s.c.ExpectQuery(x.q.sql)
 		}
 		tag, err := x.s.c.Conn().Exec(ctx, x.q.sql, x.q.pgxArgs()...)
 		if expect {
@@ -257,8 +256,8 @@ func onlyData(args []any) bool {
 // simpleExec runs sql as a simple query, like pgx's Exec without arguments, and without its trace.
 func simpleExec(ctx context.Context, pg *pgconn.PgConn, sql string) (tag pgconn.CommandTag, err error) {
 	c := statement.Of(pg)
-	if c != nil && !strings.Contains(sql, ";") {
-		c.ExpectText(sql)
+	if c != nil {
+		c.ExpectQuery(sql)
 	}
 	mrr := pg.Exec(ctx, sql)
 	if c != nil {

@@ -63,18 +63,21 @@ func (g *Group) Len() int { return len(g.items) }
 
 // AddText adds a text without arguments, such as BEGIN. It has a result like any other.
 func (g *Group) AddText(sql string) {
-	if g.front == len(g.items) {
+	switch {
+	case g.front == len(g.items):
 		g.front++
 		g.answered += textAnswer
-	} else {
-		switch verb := sqltext.Verb(sql); {
-		case g.c.pg.TxStatus() == 'I' && (verb == "BEGIN" || verb == "COMMIT"):
-			// These change no text's meaning, unless they end a transaction that was open before, and what SET LOCAL has set there.
-		default:
-			g.fixed = true
-		}
+	case g.c.pg.TxStatus() == 'I' && beginsOrCommits(sql):
+		// These change no text's meaning, unless they end a transaction that was open before, and what SET LOCAL has set there.
+	default:
+		g.fixed = true
 	}
 	g.items = append(g.items, groupItem{text: sql})
+}
+
+func beginsOrCommits(sql string) bool {
+	verb := sqltext.Verb(sql)
+	return verb == "BEGIN" || verb == "COMMIT"
 }
 
 // Add adds an execution. An error means that the arguments cannot be encoded; nothing has been sent.

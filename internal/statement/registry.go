@@ -109,6 +109,13 @@ func Of(pg *pgconn.PgConn) *Conn {
 // back with ForgetText.
 func (c *Conn) ExpectText(text string) { c.wire.Expect(answer.Hint{Verb: sqltext.Verb(text)}) }
 
+// ExpectQuery is ExpectText for a text that may hold several statements, of which nothing is expected.
+func (c *Conn) ExpectQuery(text string) {
+	if !strings.Contains(text, ";") {
+		c.ExpectText(text)
+	}
+}
+
 // ExpectCopyFrom is ExpectText for a COPY from the client.
 func (c *Conn) ExpectCopyFrom() { c.wire.Expect(answer.Hint{Verb: "COPY", CopyIn: true}) }
 
