@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -213,6 +214,17 @@ func (s *Store) assignLanes(c *columns, n int) {
 			c.lanes[i] = laneOf(*key, n)
 		} else {
 			c.lanes[i] = int16(s.rotation.Add(1) % uint64(n)) //nolint:gosec // n is at most 1,024
+		}
+	}
+}
+
+// keyLocks are the locks of the events that have a key, in their order; one that several events have comes several times.
+func (c *columns) keyLocks() iter.Seq[int64] {
+	return func(yield func(int64) bool) {
+		for _, lock := range c.locks {
+			if lock != nil && !yield(*lock) {
+				return
+			}
 		}
 	}
 }

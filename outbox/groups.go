@@ -129,10 +129,8 @@ func (g *groups) next() (*group, context.Context) {
 			break
 		}
 		events, bytes = events+n, bytes+size
-		for _, lock := range call.c.locks {
-			if lock != nil {
-				own[*lock] = struct{}{}
-			}
+		for lock := range call.c.keyLocks() {
+			own[lock] = struct{}{}
 		}
 		call.group = &next
 		next.calls = append(next.calls, call)
@@ -158,11 +156,9 @@ func (g *groups) busy(call *groupCall) bool {
 	if len(g.locks) == 0 {
 		return false
 	}
-	for _, lock := range call.c.locks {
-		if lock != nil {
-			if _, ok := g.locks[*lock]; ok {
-				return true
-			}
+	for lock := range call.c.keyLocks() {
+		if _, ok := g.locks[lock]; ok {
+			return true
 		}
 	}
 	return false
@@ -175,12 +171,9 @@ func (c *columns) size(locks map[int64]struct{}) (events, bytes, keys int) {
 	}
 	if c.keyed {
 		added := make(map[int64]struct{})
-		for _, lock := range c.locks {
-			if lock == nil {
-				continue
-			}
-			if _, ok := locks[*lock]; !ok {
-				added[*lock] = struct{}{}
+		for lock := range c.keyLocks() {
+			if _, ok := locks[lock]; !ok {
+				added[lock] = struct{}{}
 			}
 		}
 		keys = len(added)
@@ -207,10 +200,8 @@ func (g *groups) release(sent *group) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, call := range sent.calls {
-		for _, lock := range call.c.locks {
-			if lock != nil {
-				delete(g.locks, *lock)
-			}
+		for lock := range call.c.keyLocks() {
+			delete(g.locks, lock)
 		}
 	}
 }

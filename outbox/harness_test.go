@@ -216,6 +216,19 @@ func (r *running) stop(t *testing.T) {
 	}
 }
 
+// ended waits until a dispatcher ends by itself, and returns what Run returned.
+func (r *running) ended(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-r.done:
+		r.done <- nil
+		return err
+	case <-time.After(patience):
+		t.Fatal("Run goes on")
+		return nil
+	}
+}
+
 // recorder is a handler that remembers.
 type recorder struct {
 	mu    sync.Mutex

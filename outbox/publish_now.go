@@ -64,8 +64,6 @@ func (s *Store) publishGroup(ctx context.Context, calls []*groupCall) error {
 		for _, call := range calls {
 			c.append(call.c)
 		}
-	} else {
-		c.lanes = nil // chosen again for each try
 	}
 	return s.ex.InTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx executor.Tx) error {
 		return s.enqueue(ctx, tx, tx, c)

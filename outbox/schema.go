@@ -115,6 +115,23 @@ func (s *Store) verify(ctx context.Context, q rowQuerier, how any) (lanes int, e
 	return found, nil
 }
 
+// verifyForeign is verify in a transaction that is not the executor's, and looks first whether there is anything to read: an error would abort it. By
+// no name: those that pgx gives collide behind a pooler that forwards them, which would abort it too.
+func (s *Store) verifyForeign(ctx context.Context, tx rowQuerier) (lanes int, err error) {
+	if n := s.lanes.Load(); n > 0 {
+		return int(n), nil
+	}
+	var exists bool
+	err = tx.QueryRow(ctx, "select to_regclass('"+pgx.Identifier{s.schema, "meta"}.Sanitize()+"') is not null", pgx.QueryExecModeExec).Scan(&exists)
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("outbox: schema %s: %w", s.schema, err)
+	case !exists:
+		return 0, fmt.Errorf("outbox: schema %s: %w", s.schema, ErrNotMigrated)
+	}
+	return s.verify(ctx, tx, pgx.QueryExecModeExec)
+}
+
 func isUndefined(err error) bool {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && (pgErr.Code == "42P01" || pgErr.Code == "3F000") // undefined_table, invalid_schema_name

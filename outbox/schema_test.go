@@ -167,14 +167,8 @@ func TestALogFromAnotherClusterIsRefused(t *testing.T) {
 			if _, err := db.conn.Exec(t.Context(), change); err != nil {
 				t.Fatal(err)
 			}
-			select {
-			case err := <-d.done:
-				if !errors.Is(err, outbox.ErrRebaseNeeded) {
-					t.Errorf("Run returned %v", err)
-				}
-				d.done <- nil
-			case <-time.After(patience):
-				t.Fatal("Run goes on")
+			if err := d.ended(t); !errors.Is(err, outbox.ErrRebaseNeeded) {
+				t.Errorf("Run returned %v", err)
 			}
 		})
 	}
@@ -200,14 +194,9 @@ func TestASequenceThatIsChangedStopsDispatchers(t *testing.T) {
 				t.Fatal(err)
 			}
 			db.proc.publish(t, outbox.Event{Type: "t"})
-			select {
-			case err := <-d.done:
-				if e, ok := errors.AsType[*outbox.SequenceError](err); !ok || !strings.Contains(e.Reason, what) {
-					t.Errorf("Run returned %v", err)
-				}
-				d.done <- nil
-			case <-time.After(patience):
-				t.Fatal("Run goes on")
+			err := d.ended(t)
+			if e, ok := errors.AsType[*outbox.SequenceError](err); !ok || !strings.Contains(e.Reason, what) {
+				t.Errorf("Run returned %v", err)
 			}
 			if _, err := db.proc.store.Subscribe(t.Context(), "another", outbox.SubscriptionConfig{Start: outbox.StartNow()}); err == nil {
 				t.Error("a tick was made")

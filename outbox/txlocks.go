@@ -1,6 +1,10 @@
 package outbox
 
-import "github.com/bounceproof/bounceproof/internal/txlocal"
+import (
+	"slices"
+
+	"github.com/bounceproof/bounceproof/internal/txlocal"
+)
 
 // locksKey is where a transaction's values hold its *txLocks.
 type locksKey struct{}
@@ -32,16 +36,13 @@ func locksOf(v *txlocal.Values) *txLocks {
 
 // add notes the locks of c and returns those that are new to this transaction.
 func (l *txLocks) add(c *columns) (added []int64, err error) {
-	for _, lock := range c.locks {
-		if lock == nil {
+	for lock := range c.keyLocks() {
+		if _, ok := l.own[lock]; ok {
 			continue
 		}
-		if _, ok := l.own[*lock]; ok {
-			continue
-		}
-		l.own[*lock] = struct{}{}
-		l.open[*lock]++
-		added = append(added, *lock)
+		l.own[lock] = struct{}{}
+		l.open[lock]++
+		added = append(added, lock)
 	}
 	if n := len(l.open); n > MaxKeys {
 		for _, lock := range added { // the transaction goes on without these
@@ -83,13 +84,7 @@ func (l *txLocks) Committed(parent *txlocal.Values) {
 	if l.first == nil || l.first.sent {
 		return
 	}
-	var locks []int64
-	for _, lock := range l.first.c.locks {
-		if lock != nil {
-			locks = append(locks, *lock)
-		}
-	}
-	p.take(l.first, append(locks, l.first.extra...))
+	p.take(l.first, append(slices.Collect(l.first.c.keyLocks()), l.first.extra...))
 }
 
 // RolledBack implements [txlocal.Nested].
