@@ -4,7 +4,12 @@ import (
 	"encoding/binary"
 	"io"
 	"sync"
+	"time"
 )
+
+// afterError is how long a server may take from an error to ReadyForQuery. It waits for nobody then: it gives up what the request held. Everywhere else
+// an answer may take as long as locks, the query or a standby take, and only the caller's context ends the wait.
+const afterError = time.Minute
 
 // Checker follows one connection. Put its streams between the socket and pgproto3, see [Checker.Wrap]. Its methods are safe for concurrent use,
 // as a COPY writes and reads at the same time.
@@ -103,10 +108,16 @@ type reader struct {
 
 // Read lets through what is in order, and nothing behind what is not.
 func (r *reader) Read(p []byte) (int, error) {
-	if err := r.c.Err(); err != nil {
+	failing, err := r.c.failing()
+	if err != nil {
 		return 0, err
 	}
-	n, err := r.r.Read(p)
+	var n int
+	if failing {
+		n, err = r.readSoon(p)
+	} else {
+		n, err = r.r.Read(p)
+	}
 	if good := r.c.answers(p[:n]); good < n {
 		if r.c.Broken != nil {
 			r.c.Broken()
@@ -115,6 +126,17 @@ func (r *reader) Read(p []byte) (int, error) {
 			return 0, r.c.Err()
 		}
 		return good, nil // the next call says why it ends here
+	}
+	return n, err
+}
+
+// readSoon is a read of what must come within afterError. Only time in which somebody reads counts.
+func (r *reader) readSoon(p []byte) (int, error) {
+	timer := time.AfterFunc(afterError, r.c.silent)
+	defer timer.Stop()
+	n, err := r.r.Read(p)
+	if silent := r.c.Err(); silent != nil {
+		return 0, silent
 	}
 	return n, err
 }
@@ -141,6 +163,24 @@ func (c *Checker) Err() error {
 		return nil // and not a nil *Error
 	}
 	return c.err
+}
+
+// failing reports whether the server has sent an error, and owes nothing but ReadyForQuery.
+func (c *Checker) failing() (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return false, c.err
+	}
+	return c.skipping && c.head < len(c.queue) && c.Broken != nil, nil
+}
+
+// silent is the end of a connection that says nothing more.
+func (c *Checker) silent() {
+	c.mu.Lock()
+	c.err = &Error{Expected: name('Z'), Got: "nothing within a minute of an error", Executes: c.executes}
+	c.mu.Unlock()
+	c.Broken()
 }
 
 // Failed reports whether the server has sent an error since it was asked last.
