@@ -50,6 +50,8 @@ func (s *cutPlace) renew(t *testing.T, policy executor.PreparedStatements) {
 	if _, err := s.ex.Topology(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	// The goodbye of the look at the pooler must not be the message that is cut.
+	await.True(t, "its connections have ended", func() bool { return s.px.Open() <= int(s.pool.Stat().TotalConns()) })
 }
 
 // next is a context with a run id of its own.
@@ -79,48 +81,50 @@ func (s *cutPlace) committed(ctx context.Context, n int) ([]int, error) {
 // was sent last.
 func (s *cutPlace) settled(ctx context.Context, pid uint32) error {
 	for deadline := time.Now().Add(await.Deadline); ; {
-		done, err := s.isSettled(ctx, int32(pid)) //nolint:gosec // a process id fits
-		if done || err != nil {
+		busy, err := s.unsettled(ctx, int32(pid)) //nolint:gosec // a process id fits
+		if len(busy) == 0 || err != nil {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return errors.New("the server still works on it")
+			return fmt.Errorf("the server still works on it, the connection's process was %d: %s", pid, strings.Join(busy, "; "))
 		}
 		time.Sleep(time.Millisecond)
 	}
 }
 
-func (s *cutPlace) isSettled(ctx context.Context, pid int32) (bool, error) {
+// unsettled are the processes that settled waits for.
+func (s *cutPlace) unsettled(ctx context.Context, pid int32) (busy []string, _ error) {
 	known := map[int32]bool{}
 	if s.Bouncer != nil {
 		servers, err := s.Bouncer.Admin("show servers")
 		if err != nil {
-			return false, err
+			return nil, err
 		}
 		for _, server := range servers {
 			if server["database"] != s.DB.Name {
 				continue
 			}
 			if server["state"] == "active" {
-				return false, nil
+				busy = append(busy, "lent: "+server["remote_pid"])
 			}
 			n, err := strconv.ParseInt(server["remote_pid"], 10, 32)
 			if err != nil {
-				return false, err
+				return nil, err
 			}
 			known[int32(n)] = true
 		}
 	}
-	rows, _ := s.admin.Query(ctx, "select pid, state from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"+
-		" and backend_type = 'client backend'")
-	done := true
+	rows, _ := s.admin.Query(ctx, "select pid, coalesce(state, 'unknown'), concat_ws(' ', wait_event_type, wait_event, application_name, query) from pg_stat_activity"+
+		" where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'")
 	var process int32
-	var state *string
-	_, err := pgx.ForEachRow(rows, []any{&process, &state}, func() error {
-		done = done && state != nil && *state == "idle" && process != pid && (s.Bouncer == nil || known[process])
+	var state, doing string
+	_, err := pgx.ForEachRow(rows, []any{&process, &state, &doing}, func() error {
+		if state != "idle" || process == pid || s.Bouncer != nil && !known[process] {
+			busy = append(busy, fmt.Sprintf("%d %s %s", process, state, doing))
+		}
 		return nil
 	})
-	return done, err
+	return busy, err
 }
 
 // serverPID is the process behind a connection of the pool, 0 if a pooler stands between.
