@@ -18,15 +18,20 @@
 // Up to PostgreSQL 18 every notifying commit wakes every listening connection of the database, whatever its channel, so a process has one.
 // A channel may have several handlers, each with its own pace. [Listener.Share] gives another part of the program handlers, a state and a Run
 // of its own on the same connection; a channel that the server refuses, a slow handler or the end of a Run is the affair of one
-// alone.
+// alone. Between the processes of a host nothing is shared but the notes that prove delivery: a connection from process to process would
+// have to be proven in its turn, to save a statement each Heartbeat.
 //
 // # How delivery is proven
 //
-// A note with a random token is sent through the pool, that is by another session, to a channel that only this connection
-// listens on. If it comes back, LISTEN works on this path; it is repeated as a heartbeat. [Proven] means that the latest one came back in
-// time, for exactly the channels of that listener, and nothing else counts. If the connection goes through
-// a pooler (the pid it was given is not the server's), a second connection first finds out whether both are served by the
-// same servers; if so nothing is listened on at all, for the LISTEN would stay on a server that belongs to others.
+// A note with a random token is sent through the pool, that is by another session. If it comes back, LISTEN works on this path; it is
+// repeated as a heartbeat. [Proven] means that the latest one came in time, for exactly the channels of that listener, and nothing else
+// counts. If the connection goes through a pooler (the pid it was given is not the server's), a second connection first finds out whether
+// both are served by the same servers; if so nothing is listened on at all, for the LISTEN would stay on a server that belongs to others.
+//
+// All listeners of a database share their notes, on the channel bounceproof_proof, so that together they send about one each Heartbeat
+// however many they are. The note of another listener counts once a statement on the pool has shown that publishers' notes go to the
+// server and database where it came from; that statement notifies nobody. So a listener costs the server one short statement each
+// Heartbeat, and a backend that is woken once.
 //
 // PgBouncer that is told to change from session to transaction mode keeps a listening client's server until the next
 // message passes: one notification still arrives, then none. The heartbeat notices.

@@ -1,4 +1,9 @@
 package notify
 
 // Names of internals that tests look at.
-const ProofPrefix = proofPrefix
+const (
+	ProofPrefix  = "bounceproof_"
+	ProofChannel = proofChannel
+	NoteSQL      = noteSQL
+	LookSQL      = lookSQL
+)

@@ -5,26 +5,19 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/bounceproof/bounceproof/internal/backoff"
 )
 
-// How delivery is proven. A note with a random token is sent to a channel that only this connection listens on, by
-// another session, while this one only reads. A note from the same session would prove nothing: PgBouncer hands idle
-// servers out last in, first out, so behind transaction mode the same server usually answers, and a notification to
-// oneself arrives before ReadyForQuery, while server and client are still linked.
+// How delivery is proven. A note with a random token is sent to a channel that this connection listens on, by another session, while this
+// one only reads. A note from the same session would prove nothing: PgBouncer hands idle servers out last in, first out, so behind
+// transaction mode the same server usually answers, and a notification to oneself arrives before ReadyForQuery, while server and client
+// are still linked.
 //
 // The same note is the heartbeat. It tests the whole path, which neither TCP keepalive (a live proxy before a dead server)
-// nor a question to the listening session (nothing about senders) does.
-
-const proofPrefix = "bounceproof_"
-
-func newProofChannel() string { return proofPrefix + strings.ToLower(rand.Text()) }
+// nor a question to the listening session (nothing about senders) does. A note of another listener can take its place: see proof.go.
 
 // beat is one heartbeat: a note under way.
 type beat struct {
@@ -44,6 +37,7 @@ const never = 100 * 365 * 24 * time.Hour
 // ends with a cancel request, and a pooler may have lent the server to somebody else before that gets there (PgBouncer up to 1.17,
 // pgbouncer/pgbouncer#717). So statements of several beats could overlap; each waits for the one before it.
 func (k *link) startBeat(ctx context.Context, s *session, timeout time.Duration) {
+	s.endBeat()
 	s.token, s.arrived, s.sentAt = rand.Text(), false, time.Now()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	proven, giveUp := context.WithCancel(ctx)
@@ -66,23 +60,30 @@ func (k *link) startBeat(ctx context.Context, s *session, timeout time.Duration)
 	}()
 }
 
-// endBeat leaves the statement to end by itself.
+// endBeat leaves the statement to end by itself, and forgets what was heard of other listeners.
 func (s *session) endBeat() {
 	if s.beat != nil {
 		s.beat.giveUp()
-		s.beat = nil
 	}
+	s.beat, s.look, s.lookAt = nil, nil, time.Time{}
 }
 
 // sendNote goes through the pool. When that has no connection to give, one is made for the note, unless given up meanwhile: a
 // busy pool says nothing about the listener. Each gets a third of the time, and the last third is left for asking the session itself.
 func (k *link) sendNote(ctx, notGivenUp context.Context, timeout time.Duration, channel, token string) error {
-	// Asking for the usage moves the tail of a queue that is full for no reason any more: see retrySQL.
-	const sql = `select pg_catalog.pg_notify($1, $2) where pg_catalog.pg_notification_queue_usage() is not null`
+	sql := noteSQL
+	if k.plain.Load() {
+		sql = plainSQL
+	}
 	first, cancel := context.WithTimeout(ctx, timeout/3)
 	defer cancel()
 	// Exec mode prepares nothing, so this works on any pool behind any pooler.
 	_, poolErr := k.pool.Exec(first, sql, pgx.QueryExecModeExec, channel, token)
+	if notAllowed(poolErr) && sql != plainSQL {
+		sql = plainSQL
+		k.plain.Store(true)
+		_, poolErr = k.pool.Exec(first, sql, pgx.QueryExecModeExec, channel, token)
+	}
 	if poolErr == nil {
 		return nil
 	}
@@ -103,10 +104,7 @@ func (k *link) sendNote(ctx, notGivenUp context.Context, timeout time.Duration, 
 // received is called by pgconn, on the goroutine that reads.
 func (k *link) received(s *session, n *pgconn.Notification) {
 	if n.Channel == s.proof {
-		if n.Payload != s.token || s.arrived {
-			return // a note of an earlier beat
-		}
-		s.arrived = true
+		k.heard(s, n.Payload)
 		return
 	}
 	k.mu.Lock()
@@ -136,7 +134,7 @@ func (k *link) prove(ctx context.Context, s *session) *refusal {
 		}
 	}
 	if s.arrived {
-		k.proven(s)
+		k.proven(s, s.sentAt, true)
 		return nil
 	}
 	select {
@@ -170,25 +168,23 @@ func (k *link) prove(ctx context.Context, s *session) *refusal {
 
 var errUnderWay = errors.New("the note's statement has not ended")
 
-// proven settles a heartbeat that came back: whoever waits for that may look now.
-func (k *link) proven(s *session) {
+// proven settles a heartbeat: a note came back that was sent then, its own or that of another listener.
+func (k *link) proven(s *session, sent time.Time, own bool) {
 	s.endBeat()
 	s.next, s.unheard, s.late = time.Time{}, 0, 0
-	s.nextBeat = k.nextBeat(s.sentAt)
-	if k.state.proven(s.sentAt) {
+	s.nextBeat, s.lookFrom = k.cfg.nextBeat(sent), sent.Add(k.pace.earliest)
+	if s.proof != proofChannel {
+		s.proof = proofChannel
+		k.mu.Lock()
+		k.moved = true // to be listened on, and the other one not any more
+		k.mu.Unlock()
+	}
+	if k.state.proven(sent, own) {
 		// What publishers sent meanwhile may have gone elsewhere, on this connection too.
 		k.resyncAll(s)
 	} else {
 		k.resync(s)
 	}
-}
-
-// nextBeat is never later than Heartbeat after the one before, and jittered so that many processes do not notify together.
-func (k *link) nextBeat(after time.Time) time.Time {
-	if k.cfg.Heartbeat < 0 {
-		return after.Add(never)
-	}
-	return after.Add(backoff.Spread(k.cfg.Heartbeat*9/10, 0.1))
 }
 
 // read waits for notifications on a connection that was proven, until ctx is done (nil: the connection is as good as before) or it is
@@ -203,7 +199,9 @@ func (k *link) read(ctx context.Context, s *session) *refusal {
 			return why
 		}
 		wait, cancel := k.interruptible(ctx, deadline)
+		s.waiting = true
 		err := s.conn.WaitForNotification(wait)
+		s.waiting = false
 		interrupted := wait.Err() != nil
 		cancel()
 		switch {
@@ -211,7 +209,7 @@ func (k *link) read(ctx context.Context, s *session) *refusal {
 		case s.conn.IsClosed() || !interrupted:
 			return lost(err)
 		case ctx.Err() != nil:
-			s.nextBeat = time.Now() // whoever goes on has it proven first
+			s.nextBeat, s.lookAt = time.Now(), time.Time{} // whoever goes on has it proven first
 			return nil
 		}
 	}
@@ -236,15 +234,26 @@ func (k *link) updateChannels(ctx context.Context, s *session) *refusal {
 // has to end.
 func (k *link) checkHeartbeat(ctx context.Context, s *session) (time.Time, *refusal) {
 	now := time.Now()
+	if s.look != nil {
+		if again := k.checkLook(s, now); now.Before(again) {
+			return again, nil
+		}
+	}
 	if s.beat == nil {
-		if now.Before(s.nextBeat) {
+		switch {
+		case !s.lookAt.IsZero() && now.Before(s.lookAt):
+			return s.lookAt, nil
+		case !s.lookAt.IsZero():
+			k.startLook(ctx, s)
+			return s.look.deadline, nil
+		case now.Before(s.nextBeat):
 			return s.nextBeat, nil
 		}
 		k.startBeat(ctx, s, k.cfg.HeartbeatTimeout)
 		return s.beat.deadline, nil
 	}
 	if s.arrived {
-		k.proven(s)
+		k.proven(s, s.sentAt, true)
 		return s.nextBeat, nil
 	}
 	select {

@@ -3,6 +3,7 @@ package notify
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,9 +22,11 @@ type link struct {
 	pool   Pool
 	direct *pgx.ConnConfig // nil: the pool's configuration
 	cfg    ListenerConfig
+	pace   pace
 	retry  backoff.Policy
 	slot   *puddle.Pool[*session]
 	state  *tracker
+	plain  atomic.Bool // notes carry no identity: the server does not tell
 
 	mu        sync.Mutex // guards what follows; no I/O under it
 	listeners map[*Listener]struct{}
@@ -44,7 +47,7 @@ func newLink(pool Pool, direct *pgx.ConnConfig, cfg ListenerConfig) *link {
 		panic("bug: " + err.Error())
 	}
 	return &link{
-		pool: pool, direct: direct, cfg: cfg, slot: slot,
+		pool: pool, direct: direct, cfg: cfg, pace: cfg.pace(), slot: slot,
 		retry:     backoff.Policy{Base: cfg.ReconnectMin, Max: cfg.ReconnectMax},
 		state:     newTracker(cfg),
 		listeners: make(map[*Listener]struct{}),

@@ -19,8 +19,8 @@ import (
 var ErrRunning = errors.New("notify: listener is running already")
 
 // Pool is what a [Listener] needs of a pool; *pgxpool.Pool is one. Config tells how to connect (the pool's own
-// connections are never borrowed for listening); Exec sends the notes by which delivery is proven: from another session,
-// on the path that publishers use.
+// connections are never borrowed for listening); Exec sends the notes by which delivery is proven, from another session, on the
+// path that publishers use, and asks where that path leads, for which the number of rows in the command tag is all that is needed.
 type Pool interface {
 	Execer
 	Config() *pgxpool.Config
@@ -43,7 +43,8 @@ type ListenerConfig struct {
 	ProvenPollInterval time.Duration
 
 	// Heartbeat is the longest time between two proofs of delivery and HeartbeatTimeout how long one may take, so their
-	// sum bounds how long a dead connection goes unnoticed. HeartbeatTimeout also bounds how long a new connection may
+	// sum bounds how long a dead connection goes unnoticed. The note of another listener of the same database is a proof too, so
+	// all of them together send about one a Heartbeat; each runs one short statement through its pool meanwhile. HeartbeatTimeout also bounds how long a new connection may
 	// take to be proven or found isolated. Default to 10s and 5s. A negative Heartbeat means that delivery is proven once a
 	// connection (and when another listener takes it over), and that a dead one is noticed when its socket fails, if it
 	// ever does. HeartbeatTimeout must not be negative: without it nothing could be found isolated.

@@ -17,9 +17,10 @@ import (
 	"github.com/bounceproof/bounceproof/notify"
 )
 
-// A model of what can happen to listeners that share a connection, in virtual time and with the default configuration. Whatever the
-// history, no listener tells one of two lies: that it is healthy while what publishers send is not heard, or that it is not while the
-// world has been in order for as long as an attempt may take.
+// A model of what can happen to three processes that listen, one of them with three listeners that share a connection, in virtual time
+// and with the default configuration. Whatever the history, no listener tells one of two lies: that it is healthy while what publishers
+// of its process send is not heard, whatever other processes hear and send, or that it is not while the world has been in order for as
+// long as an attempt may take.
 
 const (
 	unheardFor = 15 * time.Second // Heartbeat + HeartbeatTimeout
@@ -30,6 +31,7 @@ const (
 // participant is one of the listeners.
 type participant struct {
 	*notify.Listener
+	process *peer
 	channel string
 	stop    func() // nil: it does not run
 	since   time.Time
@@ -80,51 +82,92 @@ func (p *participant) HandleEvent(_ context.Context, e notify.Event) {
 type world struct {
 	t       *testing.T
 	pg      *scripted
+	peers   []*peer // the processes
 	parts   []*participant
-	wrong   map[string]time.Time // until when
-	inOrder time.Time            // since when nothing is
+	wrong   map[wrong]time.Time // until when
+	inOrder time.Time           // since when nothing is
 	sent    int
 	lies    []string
 	lyingOf map[string]bool
 }
 
-// faults are what can be wrong for a while: how it begins, how it ends, and for how long at least. What loses notes silently has to last
-// until a heartbeat must have noticed: nothing tells of a note that was lost between two of them.
-var faults = map[string]struct {
-	begin, end func(*scripted)
-	least      time.Duration
-}{
-	"nobody can connect":         {func(s *scripted) { s.down = true }, func(s *scripted) { s.down = false }, 0},
-	"notifying hangs":            {func(s *scripted) { s.silent = true }, func(s *scripted) { s.silent = false }, 0},
-	"the queue is full":          {func(s *scripted) { s.execErr = errors.New("full") }, func(s *scripted) { s.execErr = nil }, 0},
-	"LISTEN is refused":          {func(s *scripted) { s.listenErr = "58P01" }, func(s *scripted) { s.listenErr = "" }, 0},
-	"LISTEN hangs":               {func(s *scripted) { s.stalledListen = true }, func(s *scripted) { s.stalledListen = false }, 0},
-	"the pool leads elsewhere":   {func(s *scripted) { s.lost = true }, func(s *scripted) { s.lost = false }, unheardFor + time.Second},
-	"the pooler shares silently": {func(s *scripted) { s.LoseNotifications(true) }, func(s *scripted) { s.LoseNotifications(false) }, unheardFor + time.Second},
+// wrong is a fault, and whose.
+type wrong struct {
+	fault   string
+	process int // 0 where it is everybody's
 }
 
-// faultNames are those of faults in a fixed order, so that a history can be played again.
-var faultNames = []string{
-	"nobody can connect", "notifying hangs", "the queue is full", "LISTEN is refused", "LISTEN hangs", "the pool leads elsewhere",
-	"the pooler shares silently",
+// fault is what can be wrong for a while: how it begins, how it ends, and for how long at least. What loses notes silently has to last
+// until a heartbeat must have noticed: nothing tells of a note that was lost between two of them.
+type fault struct {
+	name  string
+	set   func(pg *scripted, p *peer, wrong bool)
+	least time.Duration
+	own   bool          // a process's
+	trail time.Duration // how long it goes on when it has ended
+}
+
+var faults = []fault{
+	{name: "nobody can connect", set: func(s *scripted, _ *peer, wrong bool) { s.with(func() { s.down = wrong }) }},
+	{name: "notifying hangs", set: func(s *scripted, _ *peer, wrong bool) { s.with(func() { s.silent = wrong }) }},
+	{name: "the queue is full", set: func(s *scripted, _ *peer, wrong bool) {
+		s.with(func() { s.execErr = map[bool]error{true: errors.New("full")}[wrong] })
+	}},
+	{name: "LISTEN is refused", set: func(s *scripted, _ *peer, wrong bool) {
+		s.with(func() { s.listenErr = map[bool]string{true: "58P01"}[wrong] })
+	}},
+	{name: "LISTEN hangs", set: func(s *scripted, _ *peer, wrong bool) { s.with(func() { s.stalledListen = wrong }) }},
+	{name: "the pooler shares silently", set: func(s *scripted, _ *peer, wrong bool) { s.LoseNotifications(wrong) }, least: unheardFor + time.Second},
+	{
+		name: "the pool leads elsewhere", set: func(_ *scripted, p *peer, wrong bool) { p.with(func() { p.elsewhere = wrong }) },
+		least: unheardFor + time.Second, own: true,
+	},
+	{name: "all is heard 20s late", set: func(_ *scripted, p *peer, wrong bool) { p.late(wrong, 20*time.Second) }, own: true, trail: 20 * time.Second},
+	{name: "all is heard 3s late", set: func(_ *scripted, p *peer, wrong bool) { p.late(wrong, 3*time.Second) }, own: true, trail: 20 * time.Second},
+}
+
+const sharesSilently, leadsElsewhere = 5, 6
+
+func (p *peer) late(wrong bool, by time.Duration) {
+	p.with(func() {
+		if p.delay = 0; wrong {
+			p.delay = by
+		}
+		if until := time.Now().Add(by); until.After(p.delayedUntil) {
+			p.delayedUntil = until
+		}
+	})
+}
+
+func (p *peer) delayed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.delay > 0 || time.Now().Before(p.delayedUntil)
 }
 
 // pass lets time pass, with publishers and checks.
 func (w *world) pass(d time.Duration) {
 	const step = 250 * time.Millisecond
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(step) {
-		for _, name := range faultNames {
-			if until, ok := w.wrong[name]; ok && !time.Now().Before(until) {
-				w.pg.with(func() { faults[name].end(w.pg) })
-				delete(w.wrong, name)
-				if len(w.wrong) == 0 {
-					w.inOrder = time.Now()
+		for _, f := range faults {
+			for i, p := range w.peers {
+				key := wrong{f.name, i}
+				if until, ok := w.wrong[key]; ok && !time.Now().Before(until) {
+					f.set(w.pg, p, false)
+					delete(w.wrong, key)
+					w.inOrderFrom(time.Now().Add(f.trail))
 				}
 			}
 		}
 		synctest.Wait()
 		w.check()
 		w.publish()
+	}
+}
+
+func (w *world) inOrderFrom(t time.Time) {
+	if t.After(w.inOrder) {
+		w.inOrder = t
 	}
 }
 
@@ -142,7 +185,7 @@ func (w *world) publish() {
 		if p.stop != nil {
 			p.remember(payload)
 		}
-		if _, err := w.pg.Exec(w.t.Context(), "", pgx.QueryExecModeExec, p.channel, payload); err != nil {
+		if _, err := p.process.Exec(w.t.Context(), "", pgx.QueryExecModeExec, p.channel, payload); err != nil {
 			p.forget(payload)
 		}
 	}
@@ -165,7 +208,7 @@ func (w *world) check() {
 			}
 			continue
 		}
-		if healthy && w.pg.Open() == 0 {
+		if healthy && w.pg.Open() == 0 && !p.process.delayed() { // what is heard late is the end of a connection too
 			w.lie("it is healthy without a connection", p)
 		}
 		if at, ok := p.oldest(); ok && healthy && time.Since(at) > unheardFor {
@@ -187,16 +230,20 @@ func (w *world) check() {
 // act is one event of a history.
 func (w *world) act(kind, which int, lasts time.Duration) {
 	switch {
-	case kind < len(faultNames):
-		f := faults[faultNames[kind]]
-		w.pg.with(func() { f.begin(w.pg) })
-		w.wrong[faultNames[kind]] = time.Now().Add(max(lasts, f.least))
-	case kind == len(faultNames):
+	case kind < len(faults):
+		f := faults[kind]
+		process := 0
+		if f.own {
+			process = which % len(w.peers)
+		}
+		f.set(w.pg, w.peers[process], true)
+		w.wrong[wrong{f.name, process}] = time.Now().Add(max(lasts, f.least))
+	case kind == len(faults):
 		w.pg.CutAll()
-		w.inOrder = time.Now()
-	case kind == len(faultNames)+1:
+		w.inOrderFrom(time.Now())
+	case kind == len(faults)+1:
 		w.pg.StallAll()
-		w.inOrder = time.Now().Add(unheardFor) // by then it is noticed
+		w.inOrderFrom(time.Now().Add(unheardFor)) // by then it is noticed
 	default:
 		w.startOrStop(w.parts[which])
 	}
@@ -212,20 +259,27 @@ func (w *world) startOrStop(p *participant) {
 	p.stop()
 	p.stop = nil
 	p.forget("")
-	w.inOrder = time.Now() // a statement in the middle may have cost the connection
+	w.inOrderFrom(time.Now()) // a statement in the middle may have cost the connection
 }
 
 func newWorld(t *testing.T, kind pgscript.Kind, cfg notify.ListenerConfig) *world {
-	w := &world{t: t, pg: newScripted(t, pgscript.Options{Kind: kind}), wrong: map[string]time.Time{}, inOrder: time.Now(), lyingOf: map[string]bool{}}
+	w := &world{t: t, pg: newScripted(t, pgscript.Options{Kind: kind}), wrong: map[wrong]time.Time{}, inOrder: time.Now(), lyingOf: map[string]bool{}}
 	cfg.Logger = slog.New(slog.DiscardHandler)
-	first, err := notify.NewListener(w.pg, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range 3 {
-		p := &participant{Listener: first, channel: fmt.Sprint("channel ", i), published: map[string]time.Time{}}
-		if i > 0 {
-			p.Listener = first.Share()
+	var first *notify.Listener
+	for i := range 5 {
+		p := &participant{channel: fmt.Sprint("channel ", i), published: map[string]time.Time{}}
+		if 0 < i && i < 3 { // the first three are of one process
+			p.process, p.Listener = w.peers[0], first.Share()
+		} else {
+			p.process = &peer{scripted: w.pg}
+			w.peers = append(w.peers, p.process)
+			var err error
+			if p.Listener, err = notify.NewListener(p.process, cfg); err != nil {
+				t.Fatal(err)
+			}
+			if i == 0 {
+				first = p.Listener
+			}
 		}
 		p.Handle(p.channel, p)
 		w.parts = append(w.parts, p)
@@ -243,7 +297,7 @@ func TestNoListenerLies(t *testing.T) {
 		}
 		history := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) event {
 			return event{
-				rapid.IntRange(0, len(faultNames)+4).Draw(rt, "kind"), rapid.IntRange(0, 2).Draw(rt, "which"),
+				rapid.IntRange(0, len(faults)+5).Draw(rt, "kind"), rapid.IntRange(0, 4).Draw(rt, "which"),
 				time.Duration(rapid.IntRange(0, 40_000).Draw(rt, "lasts")) * time.Millisecond,
 				time.Duration(rapid.IntRange(0, 20_000).Draw(rt, "before")) * time.Millisecond,
 			}
@@ -251,7 +305,9 @@ func TestNoListenerLies(t *testing.T) {
 		var lies []string
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, kind, notify.ListenerConfig{})
-			w.startOrStop(w.parts[0])
+			for _, i := range []int{0, 3, 4} { // one of each process
+				w.startOrStop(w.parts[i])
+			}
 			for _, e := range history {
 				w.act(e.kind, e.which, e.lasts)
 				w.pass(e.before)
@@ -262,7 +318,7 @@ func TestNoListenerLies(t *testing.T) {
 					p.stop()
 				}
 			}
-			synctest.Wait()
+			time.Sleep(time.Minute)
 			if n := w.pg.Open(); n != 0 {
 				w.lies = append(w.lies, fmt.Sprint(n, " connections are left"))
 			}
@@ -274,18 +330,39 @@ func TestNoListenerLies(t *testing.T) {
 	})
 }
 
-// The control: with heartbeats off nobody notices, and the model does.
+// The controls: with heartbeats off nobody notices, nor does who takes the notes of other processes for all that is to be known; and the
+// model does.
 func TestTheModelFindsALie(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, pgscript.Direct, notify.ListenerConfig{Heartbeat: -1})
-		w.startOrStop(w.parts[0])
-		w.pass(time.Second)
-		w.act(6, 0, time.Minute)
-		w.pass(time.Minute)
-		w.startOrStop(w.parts[0])
-		if len(w.lies) != 1 {
-			t.Errorf("lies: %v", w.lies)
-		}
-	})
+	for name, c := range map[string]struct {
+		cfg   notify.ListenerConfig
+		spoil func(*peer)
+		fault int
+		lies  int
+	}{
+		"heartbeats off":        {notify.ListenerConfig{Heartbeat: -1}, func(*peer) {}, sharesSilently, 1},
+		"looks that find all":   {notify.ListenerConfig{}, func(p *peer) { p.credulous = true }, leadsElsewhere, 1},
+		"looks that are honest": {notify.ListenerConfig{}, func(*peer) {}, leadsElsewhere, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, pgscript.Direct, c.cfg)
+				c.spoil(w.peers[0])
+				w.startOrStop(w.parts[0])
+				for i := range 40 {
+					if i == 10 {
+						w.act(c.fault, 0, time.Minute)
+					}
+					w.pg.Notify(notify.ProofChannel, "another's "+w.pg.Stamp()) // so that its own turn never comes
+					w.pass(2 * time.Second)
+				}
+				w.startOrStop(w.parts[0])
+				if len(w.lies) != c.lies {
+					t.Errorf("lies: %v", w.lies)
+				}
+				time.Sleep(time.Minute)
+			})
+		})
+	}
 }

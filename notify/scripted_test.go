@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/internal/pgscript"
+	"github.com/bounceproof/bounceproof/notify"
 )
 
 // scripted is a scripted server, and the notify.Pool that leads to it: time-outs and failures happen in virtual time.
@@ -31,6 +32,10 @@ type scripted struct {
 	listenErr string          // SQLSTATE of every LISTEN
 
 	stalledListen bool // LISTEN is not answered
+
+	discreet      bool // a statement that asks who the server is, is refused
+	proofs, looks int  // statements of heartbeats on the pool
+	plains        int  // of the notes, those that carry no stamp
 }
 
 func newScripted(t *testing.T, o pgscript.Options) *scripted {
@@ -67,11 +72,36 @@ func (s *scripted) dialled() []time.Duration {
 	return append([]time.Duration(nil), s.dials...)
 }
 
-// Exec is the pool's: it notifies.
-func (s *scripted) Exec(ctx context.Context, _ string, args ...any) (pgconn.CommandTag, error) {
+// Exec is the pool's: it notifies, or looks where a note came from.
+func (s *scripted) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	s.mu.Lock()
-	silent, down, lost, err := s.silent, s.down, s.lost, s.execErr
+	lost := s.lost
 	s.mu.Unlock()
+	return s.execBy(ctx, lost, sql, args...)
+}
+
+// execBy is Exec of a pool of its own, which may lead elsewhere.
+func (s *scripted) execBy(ctx context.Context, lost bool, sql string, args ...any) (pgconn.CommandTag, error) {
+	s.mu.Lock()
+	silent, down, err := s.silent, s.down, s.execErr
+	notifies := !strings.HasPrefix(sql, "select where")
+	switch asks := strings.Contains(sql, "postmaster"); {
+	case asks && s.discreet:
+		err = &pgconn.PgError{Code: "42501"}
+	case asks && notifies:
+		s.proofs++
+	case asks:
+		s.looks++
+	case strings.HasPrefix(args[len(args)-2].(string), notify.ProofPrefix):
+		s.plains++
+	}
+	s.mu.Unlock()
+	if !notifies && !down {
+		if identity, ok := args[1].(string); ok && !lost && s.Stamped(identity, args[2].(string), args[3].(string)) {
+			return pgconn.NewCommandTag("SELECT 1"), nil
+		}
+		return pgconn.NewCommandTag("SELECT 0"), nil
+	}
 	if err != nil {
 		return pgconn.CommandTag{}, err
 	}
@@ -83,7 +113,11 @@ func (s *scripted) Exec(ctx context.Context, _ string, args ...any) (pgconn.Comm
 		return pgconn.CommandTag{}, errors.New("down")
 	}
 	if !lost {
-		s.Notify(args[len(args)-2].(string), args[len(args)-1].(string))
+		payload := args[len(args)-1].(string)
+		if strings.Contains(sql, "postmaster") {
+			payload += " " + s.Stamp()
+		}
+		s.Notify(args[len(args)-2].(string), payload)
 	}
 	return pgconn.CommandTag{}, nil
 }

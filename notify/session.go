@@ -25,13 +25,21 @@ type session struct {
 
 	past
 
-	proof    string // channel of the proofs, of this connection alone
+	proof    string // channel of the proofs
 	token    string // of the note under way
 	sentAt   time.Time
 	arrived  bool // it came back
 	nextBeat time.Time
 	late     int // heartbeats in a row for which no note could be sent
 	beat     *beat
+
+	waiting    bool      // for notifications, and nothing else
+	identity   string    // of the server and database, by the latest note of its own; empty: unknown
+	lookFrom   time.Time // no sooner is a note of another listener of use
+	heardAt    time.Time // the latest that is
+	heardClock int64     // its stamp's
+	lookAt     time.Time // when to look where publishers' notes go; zero: nothing was heard
+	look       *look
 }
 
 // past is what outlives a connection.
@@ -144,7 +152,9 @@ func (k *link) establish(ctx context.Context, s *session) *refusal {
 		}
 	}
 	s.backend = backend
-	s.proof = newProofChannel()
+	if s.proof = proofChannel; s.pooled {
+		s.proof = newProofChannel()
+	}
 	if err := k.listen(early, s); err != nil {
 		return k.listenRefused(s, err)
 	}

@@ -141,12 +141,16 @@ func (t *tracker) refused(channel string, err error) {
 		slog.String("remedy", remedyForRefusal(err, "the listener")))
 }
 
-// proven: a note from another session came back. It reports whether there was a time before in which nothing was proven.
-func (t *tracker) proven(sent time.Time) (gap bool) {
+// proven: a note from another session came, its own or that of another listener. It reports whether there was a time before in which
+// nothing was proven.
+func (t *tracker) proven(sent time.Time, own bool) (gap bool) {
 	now := time.Now()
 	t.mu.Lock()
 	t.status.Proofs++
-	t.status.LastProof, t.status.ProofTime = now, now.Sub(sent)
+	t.status.LastProof = now
+	if own {
+		t.status.ProofTime = now.Sub(sent)
+	}
 	gap = t.status.State != Proven || t.holds > 0 && now.Sub(t.sent) > t.holds
 	t.sent = sent
 	t.mu.Unlock()

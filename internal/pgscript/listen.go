@@ -1,9 +1,12 @@
 package pgscript
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
 )
@@ -126,11 +129,28 @@ func (c *client) listen(sql string) {
 	c.channels[channel] = true
 }
 
-// notify executes pg_notify($1, $2).
+// notify executes pg_notify($1, $2), with a stamp where the text asks for one.
 func (c *client) notify(sql string, args []string) {
-	if strings.Contains(sql, "pg_notify($1, $2)") && len(args) == 2 {
-		c.b.Notify(args[0], args[1])
+	if len(args) != 2 || !strings.Contains(sql, "pg_notify($1, $2") {
+		return
 	}
+	if strings.Contains(sql, "pg_postmaster_start_time") {
+		args[1] += " " + c.b.Stamp()
+	}
+	c.b.Notify(args[0], args[1])
+}
+
+// Stamp returns a server's clock in microseconds and what it says of itself, no two backends the same.
+func (b *Backend) Stamp() string {
+	return fmt.Sprintf("%d %p.a database", time.Now().UnixMicro(), b)
+}
+
+// Stamped reports whether a stamp with this identity and clock is the backend's own and not older than so many microseconds.
+func (b *Backend) Stamped(identity, clock, oldest string) bool {
+	stamp, err := strconv.ParseInt(clock, 10, 64)
+	limit, err2 := strconv.ParseInt(oldest, 10, 64)
+	age := time.Now().UnixMicro() - stamp
+	return err == nil && err2 == nil && identity == fmt.Sprintf("%p.a database", b) && age >= 0 && age <= limit
 }
 
 // sendNotes sends notifications as they come, so that nobody who notifies waits for a reader.
