@@ -11,7 +11,7 @@ import (
 	"github.com/bounceproof/bounceproof/fallback"
 )
 
-const ours = "bp_0123456789abcdef01234567"
+const ours = "bp_0123456789abcdef0123456789abcdef"
 
 var (
 	direct    = fallback.Topology{Pooler: fallback.PoolerNone, Mode: fallback.ModeDirect}

@@ -9,11 +9,12 @@ import (
 // NamePrefix begins the name of every prepared statement this module creates.
 const NamePrefix = "bp_"
 
-// nameDigits is how many hex digits of the hash a name keeps: 96 bits, so that two texts of one database never meet, in a name
-// (27 bytes) far below PostgreSQL's limit of 63 (NAMEDATALEN, src/include/pg_config_manual.h).
-const nameDigits = 24
+// nameDigits is how many hex digits of the hash a name keeps: 128 bits. Somebody who may choose two texts finds a pair with one name after 2^64
+// attempts (with 96 bits it would be 2^48, some days of one machine), and two texts of a program never meet. The name has 35 bytes;
+// PostgreSQL keeps 63 (NAMEDATALEN, src/include/pg_config_manual.h).
+const nameDigits = 32
 
-// Name returns the name, [NamePrefix] and 24 hex digits, under which sql with parameters of the given type OIDs is prepared: the same text and types have the same
+// Name returns the name, [NamePrefix] and 32 hex digits, under which sql with parameters of the given type OIDs is prepared: the same text and types have the same
 // name in every process, so a server connection that a pooler lends to many clients either has exactly our statement or none. salt
 // separates executors that share a database role without trusting each other; empty for none. Safe for concurrent use.
 func Name(sql string, paramOIDs []uint32, salt string) string {
