@@ -25,6 +25,7 @@ const module = "github.com/bounceproof/bounceproof"
 var layers = map[string][]string{
 	"internal/answer":       {},
 	"internal/backoff":      {},
+	"internal/connstring":   {},
 	"internal/sqltext":      {},
 	"internal/pgxinternals": {},
 	"internal/txlocal":      {},
@@ -33,7 +34,7 @@ var layers = map[string][]string{
 	"fallback":              {"internal/answer", "internal/pgxinternals"},
 	"internal/statement":    {"internal/answer", "internal/sqltext", "internal/pgxinternals", "prepare", "fallback"},
 	"internal/selector":     {"fallback"},
-	"notify":                {"internal/backoff"},
+	"notify":                {"internal/backoff", "internal/connstring"},
 	"executor": {
 		"internal/answer", "internal/sqltext", "internal/pgxinternals", "internal/txlocal", "internal/startup", "internal/statement", "internal/selector",
 		"prepare", "fallback", "notify",

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/bounceproof/bounceproof/internal/backoff"
+	"github.com/bounceproof/bounceproof/internal/connstring"
 )
 
 // ErrRunning is returned by [Listener.Run] while another call of it runs. Use errors.Is.
@@ -31,8 +31,14 @@ type Pool interface {
 type ListenerConfig struct {
 	// Direct is the connection string of a session connection: to the server itself, or to a pooler in session mode. Set
 	// it when the pool goes through a pooler in transaction mode, where LISTEN cannot work. The pool's BeforeConnect is
-	// not applied to it. Empty means the pool's own configuration.
+	// not applied to it. Parameters of a pool (pool_max_conns and its like) are passed over. Empty means the pool's own configuration. No error
+	// repeats a piece of it.
 	Direct string
+
+	// DirectBeforeConnect, if set, is called before each connection by Direct, with a copy of its configuration to change: what
+	// BeforeConnect of a pgxpool.Config is to a pool. Set it where credentials expire. An error of it is that of an attempt to connect: the
+	// listener polls, and tries again with backoff. It is an error without Direct.
+	DirectBeforeConnect func(context.Context, *pgx.ConnConfig) error
 
 	// PollInterval is the mean time between [Polled] events while notifications are not proven to arrive. Each wait is
 	// drawn from 80 to 120 percent of it. Defaults to 1s; negative means no polling.
@@ -99,6 +105,8 @@ func (c ListenerConfig) resolve() (ListenerConfig, error) {
 		c.Logger = slog.Default()
 	}
 	switch {
+	case c.Direct == "" && c.DirectBeforeConnect != nil:
+		return c, errors.New("notify: configure listener: DirectBeforeConnect is set without Direct, to whose connections it belongs")
 	case c.MaxPending < 1:
 		return c, fmt.Errorf("notify: configure listener: MaxPending is %d, must be at least 1", c.MaxPending)
 	case c.ReconnectMax < c.ReconnectMin:
@@ -134,11 +142,11 @@ func NewListener(pool Pool, cfg ListenerConfig) (*Listener, error) {
 	}
 	var direct *pgx.ConnConfig
 	if cfg.Direct != "" {
-		// pgx's error repeats the string, without what it takes for the password; with a space, an @ or a / in it that is not all of it.
-		if direct, err = pgx.ParseConfig(cfg.Direct); err != nil || strings.Contains(direct.Host, "@") {
-			return nil, errors.New("notify: configure listener: Direct is no connection string that can be read; special characters of a password are " +
-				"written as %XX in a URL, and between quotes in the other form (bounceproof doctor says what is wrong with it)")
+		c, err := connstring.Parse(cfg.Direct)
+		if err != nil {
+			return nil, fmt.Errorf("notify: configure listener: Direct: %w", err)
 		}
+		direct = c.ConnConfig
 	}
 	return &Listener{cfg: cfg, link: newLink(pool, direct, cfg), inboxes: make(map[string][]*inbox)}, nil
 }

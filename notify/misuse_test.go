@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/bounceproof/bounceproof/internal/pgscript"
 	"github.com/bounceproof/bounceproof/notify"
 )
@@ -62,7 +64,7 @@ func TestAConnectionStringIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	for _, direct := range []string{
 		"host=h password=my secret dbname=x", "host=h password='secret", "postgres://user:x@secret@host/db", "postgres://user:x/secret@host/db",
-		"user:secret host/db", "postgres://user:secret%zz@host/db", "postgres://user:secret@host/db?sslmode=secret",
+		"host=h password = secret sslmode=nope", "user:secret host/db", "postgres://user:secret%zz@host/db", "postgres://user:secret@host/db?sslmode=secret",
 	} {
 		_, err := notify.NewListener(newScripted(t, pgscript.Options{}), notify.ListenerConfig{Direct: direct})
 		if err == nil || !strings.Contains(err.Error(), "Direct") || strings.Contains(err.Error(), "secret") {
@@ -79,6 +81,7 @@ func TestListenerConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	for field, cfg := range map[string]notify.ListenerConfig{
 		"Direct":           {Direct: "postgres://user:secret@host:port/db"},
+		"without Direct":   {DirectBeforeConnect: func(context.Context, *pgx.ConnConfig) error { return nil }},
 		"HeartbeatTimeout": {HeartbeatTimeout: -1},
 		"ReconnectMin is":  {ReconnectMin: -1},
 		"ReconnectMax":     {ReconnectMin: time.Minute, ReconnectMax: time.Second},

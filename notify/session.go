@@ -72,7 +72,13 @@ func closeConn(conn *pgconn.PgConn) {
 // connect dials with the configuration of Direct or of the pool, for what listens.
 func (k *link) connect(ctx context.Context, onNotification pgconn.NotificationHandler) (*pgconn.PgConn, error) {
 	if k.direct != nil {
-		return dial(ctx, k.direct.Copy(), onNotification)
+		cfg := k.direct.Copy()
+		if k.cfg.DirectBeforeConnect != nil {
+			if err := k.cfg.DirectBeforeConnect(ctx, cfg); err != nil {
+				return nil, err
+			}
+		}
+		return dial(ctx, cfg, onNotification)
 	}
 	return k.connectAsPool(ctx, onNotification)
 }
