@@ -83,15 +83,16 @@ func (c *ListenerConfig) pace() pace {
 }
 
 // nextBeat is when to send a note if none of another listener is a proof before. It is never later than Heartbeat after the one before,
-// nor sooner than four fifths of it.
+// nor sooner than three fifths of it.
 //
-// The last fifth is drawn so that of any number of listeners few come first: each is as likely to be first as any other, and nearly all
-// the others have heard its note before their turn comes. A uniform draw would let a hundred of them notify at once.
+// The rest is drawn so that of any number of listeners few come first: each is as likely to be first as any other, and nearly all the
+// others have heard its note before their turn comes. A uniform draw would let a hundred of them notify at once. The longer the time that
+// it is drawn from, the later a note may be heard on a busy machine before others send one too.
 func (c *ListenerConfig) nextBeat(after time.Time) time.Time {
 	if c.Heartbeat < 0 {
 		return after.Add(never)
 	}
-	return after.Add(c.Heartbeat - c.Heartbeat/5 + towardsTheEnd(c.Heartbeat/5))
+	return after.Add(c.Heartbeat*3/5 + towardsTheEnd(c.Heartbeat*2/5))
 }
 
 // towardsTheEnd draws from 0 to d, exponentially denser towards d: in each of ten equal parts some two and a half times as often as in the
