@@ -19,7 +19,8 @@ import (
 
 // CopyFrom copies rows into a table, as pgxpool.Pool.CopyFrom does. The columns' types are the executor's knowledge, learnt without a
 // name: pgx's own prepares a named statement, which behind a pooler that forwards names fails with 42P05. After an error the connection
-// is closed, because on PgBouncer up to 1.25 what was still on its way can reach another server (pgbouncer#1470).
+// is closed, because on PgBouncer up to 1.25 what was still on its way can reach another server (pgbouncer#1470). A value that is longer than PostgreSQL
+// stores (1 GiB less one byte) is a [*ValueTooLongError]; nothing of its row is sent, and the COPY fails as a whole.
 func (ex *Executor) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
 	return ex.copyOn(ctx, ex, table, columns, src)
 }
@@ -97,7 +98,7 @@ func (ex *Executor) copyFrom(
 			return 0, err
 		}
 	}
-	r := &copyReader{m: c.TypeMap(), fields: d.Fields(), src: src}
+	r := &copyReader{m: c.TypeMap(), fields: d.Fields(), src: src, longest: ex.longestValue}
 	if ex.selector.Decision().Pooled {
 		gate, done := pgxinternals.WatchCopy(c.PgConn())
 		defer done()
@@ -111,6 +112,9 @@ func (ex *Executor) copyFrom(
 		panic(r.cause)
 	}
 	err = inOrder(c, err)
+	if tooLong := r.tooLong(); tooLong != nil && err != nil {
+		err = fmt.Errorf("%w: %w", tooLong, err) // pgx has the server's echo of it
+	}
 	if err != nil {
 		if t != nil {
 			t.copyFailed = true
@@ -124,10 +128,11 @@ func (ex *Executor) copyFrom(
 
 // copyReader writes the rows of a source in PostgreSQL's binary COPY format (src/backend/commands/copyto.c), as they are read.
 type copyReader struct {
-	m      *pgtype.Map
-	fields []pgconn.FieldDescription
-	src    pgx.CopyFromSource
-	gate   *pgxinternals.CopyGate // nil on a direct connection
+	m       *pgtype.Map
+	fields  []pgconn.FieldDescription
+	src     pgx.CopyFromSource
+	longest int                    // maxValue
+	gate    *pgxinternals.CopyGate // nil on a direct connection
 
 	// pgconn reads on a goroutine of its own, which after a lost connection may outlive the call.
 	mu      sync.Mutex
@@ -156,6 +161,10 @@ const (
 	pooledCopyData = 4096
 	copyDataHeader = 5
 )
+
+// maxValue is the longest value that PostgreSQL stores (MaxAllocSize, src/include/utils/memutils.h). The protocol's length field has 32 bits: the
+// length of a value of more than 4 GiB would be written as a small number, and the rest of its bytes read as further rows.
+const maxValue = 0x3fffffff
 
 // Read fills p with whole or part rows.
 func (r *copyReader) Read(p []byte) (int, error) {
@@ -199,6 +208,14 @@ func (r *copyReader) stop() {
 	r.mu.Unlock()
 }
 
+// tooLong returns the error of a value that was too long, nil if none was.
+func (r *copyReader) tooLong() *ValueTooLongError {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	typed, _ := errors.AsType[*ValueTooLongError](r.err)
+	return typed
+}
+
 // row appends the next row, or returns why there is none.
 func (r *copyReader) row() (err error) {
 	returned := false
@@ -229,7 +246,7 @@ func (r *copyReader) nextRow() error {
 	start := len(r.buf)
 	r.buf = binary.BigEndian.AppendUint16(r.buf, uint16(len(values))) //nolint:gosec // a table has at most 1600 columns
 	for i, value := range values {
-		if err := r.value(r.fields[i].DataTypeOID, value); err != nil {
+		if err := r.value(i, value); err != nil {
 			r.buf = r.buf[:start]
 			return err
 		}
@@ -238,7 +255,8 @@ func (r *copyReader) nextRow() error {
 }
 
 // value appends one value: its length and its bytes, or -1 for NULL.
-func (r *copyReader) value(oid uint32, value any) error {
+func (r *copyReader) value(column int, value any) error {
+	oid := r.fields[column].DataTypeOID
 	at := len(r.buf)
 	r.buf = append(r.buf, 0xff, 0xff, 0xff, 0xff)
 	buf, err := r.m.Encode(oid, pgtype.BinaryFormatCode, value, r.buf)
@@ -250,7 +268,11 @@ func (r *copyReader) value(oid uint32, value any) error {
 	}
 	if buf != nil {
 		r.buf = buf
-		binary.BigEndian.PutUint32(r.buf[at:], uint32(len(r.buf)-at-4)) //nolint:gosec // a field has at most 1 GB
+		n := len(r.buf) - at - 4
+		if n > r.longest {
+			return &ValueTooLongError{Column: r.fields[column].Name, Length: n, Limit: r.longest}
+		}
+		binary.BigEndian.PutUint32(r.buf[at:], uint32(n)) //nolint:gosec // it is checked
 	}
 	return nil
 }

@@ -32,6 +32,19 @@ var (
 		"(set pool_mode = transaction, or run the statements one by one)")
 )
 
+// ValueTooLongError reports a value for CopyFrom that is longer than PostgreSQL stores. Nothing of its row was sent, and nothing of the COPY is stored.
+type ValueTooLongError struct {
+	// Column is the name of the column.
+	Column string
+	// Length is that of the value as it would be sent, in bytes, and Limit the longest that there can be.
+	Length, Limit int
+}
+
+// Error says where, and how much.
+func (e *ValueTooLongError) Error() string {
+	return fmt.Sprintf("executor: the value for column %q has %d bytes, at most %d can be sent", e.Column, e.Length, e.Limit)
+}
+
 // PoolerBusyError reports that a pooler had no server connection for a request or a new connection: its queue was full for longer than
 // query_wait_timeout, it takes no more clients, cannot reach its server, or is shutting down (PgBouncer's janitor.c, objects.c and client.c; all
 // are 08P01 there, so the text decides). Nothing of the request was executed, and in a transaction nothing of the transaction; it is safe to

@@ -34,6 +34,8 @@ type Executor struct {
 	probeAtBegin atomic.Bool // stable statements run in transactions that are open already
 	counters     counters
 	settings     settings
+
+	longestValue int // that CopyFrom sends: maxValue, but in a test
 }
 
 // New returns an executor on a pool you have. It sends nothing: the first stable statement looks at what the pool's connections lead to. The
@@ -61,7 +63,7 @@ func newExecutor(cfg Config) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	ex := &Executor{cfg: cfg}
+	ex := &Executor{cfg: cfg, longestValue: maxValue}
 	ex.shared = newSharedNames(cfg.StatementCapacity, cfg.StatementSalt)
 	ex.selector = ex.newSelector()
 	ex.sender, err = notify.NewSender(ex, cfg.Sender)
