@@ -120,7 +120,7 @@ Exit status:
 				d.OK = d.OK && f.Severity != problem && !strict
 			}
 			if asJSON {
-				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc := json.NewEncoder(visibleWriter{cmd.OutOrStdout()})
 				enc.SetIndent("", "  ")
 				enc.SetEscapeHTML(false)
 				err = enc.Encode(d)

@@ -49,9 +49,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		_, _ = fmt.Fprintln(stderr, "bounceproof: interrupted")
 		return exitInterrupted
 	case !errors.Is(err, errSilent):
-		_, _ = fmt.Fprintf(stderr, "bounceproof: %v\n", err)
+		printError(stderr, err)
 	}
 	return exitFailed
+}
+
+// printError prints why a command ended; a server may have worded it.
+func printError(stderr io.Writer, err error) {
+	_, _ = fmt.Fprintf(stderr, "bounceproof: %s\n", visible(err.Error()))
 }
 
 func newRoot() *cobra.Command {

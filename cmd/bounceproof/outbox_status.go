@@ -38,7 +38,7 @@ Exit status:
 					return err
 				}
 				if asJSON {
-					enc := json.NewEncoder(cmd.OutOrStdout())
+					enc := json.NewEncoder(visibleWriter{cmd.OutOrStdout()})
 					enc.SetIndent("", "  ")
 					enc.SetEscapeHTML(false)
 					return enc.Encode(jsonStatus(st))

@@ -80,7 +80,7 @@ func (t *tail) run(ctx context.Context, store *outbox.Store, start outbox.Start)
 // handle prints an event.
 func (t *tail) handle(_ context.Context, d outbox.Delivery) (err error) {
 	if t.json {
-		err = json.NewEncoder(t.out).Encode(jsonDelivery(d))
+		err = json.NewEncoder(visibleWriter{t.out}).Encode(jsonDelivery(d))
 	} else {
 		_, err = fmt.Fprintln(t.out, t.line(d))
 	}

@@ -48,7 +48,7 @@ func (v *view) title(s string) { v.line("\n%s", v.color(s, text.Bold)) }
 func (v *view) fact(label string, facts ...string) {
 	const indent = 14
 	for _, fact := range facts {
-		for _, l := range strings.Split(text.WrapSoft(fact, max(40, min(v.width, 120)-indent-1)), "\n") {
+		for _, l := range strings.Split(text.WrapSoft(visible(fact), max(40, min(v.width, 120)-indent-1)), "\n") {
 			v.line("  %s%s", text.Pad(v.color(label, text.Faint), indent-2, ' '), strings.TrimRight(l, " "))
 			label = ""
 		}
@@ -56,6 +56,7 @@ func (v *view) fact(label string, facts ...string) {
 }
 
 func (v *view) check(c check) {
+	c.text = visible(c.text)
 	if c.ok {
 		v.line("  %s %s", v.color("✓", text.FgGreen), c.text)
 		return
@@ -265,7 +266,7 @@ func (v *view) finding(f finding) {
 
 // wrapped prints text over as many lines as it takes.
 func (v *view) wrapped(said string) {
-	for l := range strings.SplitSeq(text.WrapSoft(said, v.width), "\n") {
+	for l := range strings.SplitSeq(text.WrapSoft(visible(said), v.width), "\n") {
 		v.line("%s", strings.TrimRight(l, " "))
 	}
 }
@@ -276,6 +277,11 @@ const tied = "\ue000"
 // tableOrList draws a table, or where the terminal is too narrow for it lists its rows: the first cell, and beneath it the others with
 // what the head calls them. What is piped is always a table.
 func (v *view) tableOrList(cells [][]string, right int) {
+	for _, row := range cells {
+		for i, cell := range row {
+			row[i] = visible(cell)
+		}
+	}
 	drawn := draw(cells, right)
 	if !v.terminal || text.LongestLineLen(drawn) <= v.width {
 		v.line("%s", drawn)
