@@ -1,11 +1,14 @@
 package fallback
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/bounceproof/bounceproof/internal/pgxinternals"
 )
 
 // ProbeOne finds out what a single connection shows that is open already, where the server or the pooler has none left for [Probe]. The
@@ -15,6 +18,7 @@ import (
 // A direct connection is proven by it. Of a pooler it shows whether it tracks statements; for how long a client keeps its server is
 // left open unless PgBouncer tracks, which it does only where it shares servers. Then the result is Partial.
 func ProbeOne(ctx context.Context, conn *pgconn.PgConn) (Topology, error) {
+	defer pgxinternals.LimitMessages(conn.Frontend(), maxMessage)()
 	rows, err := readText(conn.ExecParams(ctx, "select pg_catalog.pg_backend_pid()", nil, nil, nil, nil))
 	if err != nil {
 		return Topology{}, fmt.Errorf("fallback: probe of one connection: %w", err)
@@ -64,8 +68,26 @@ func ProbeOne(ctx context.Context, conn *pgconn.PgConn) (Topology, error) {
 	return p.top, nil
 }
 
-// readText reads all rows of a result.
+// readText reads all rows of a result. What an answer does not have is read, and not kept.
 func readText(rr *pgconn.ResultReader) ([][][]byte, error) {
-	res := rr.Read()
-	return res.Rows, res.Err
+	var rows [][][]byte
+	n := 0
+	for rr.NextRow() {
+		if n++; n > maxRows {
+			continue
+		}
+		values := rr.Values()
+		row := make([][]byte, len(values))
+		for i, v := range values {
+			if v != nil {
+				row[i] = bytes.Clone(v)
+			}
+		}
+		rows = append(rows, row)
+	}
+	_, err := rr.Close()
+	if err == nil && n > maxRows {
+		err = errTooMuch
+	}
+	return rows, err
 }

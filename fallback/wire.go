@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 
 // Dialer returns a dial function for [Probe] that connects with whatever config returns, a fresh configuration for each call: the
 // connection settings of a pool with its BeforeConnect applied, for instance. The error and notice callbacks of the configuration are
-// replaced, so that a probe's own errors reach nobody; everything else, also ValidateConnect and AfterConnect, is kept.
+// replaced, so that a probe's own errors reach nobody; everything else, also ValidateConnect and AfterConnect, is kept. A connection reads at most
+// 4 MiB in its life, and no message of more than 1 MiB: whoever answers, a look at it does not take the program's memory.
 func Dialer(config func(context.Context) (*pgconn.Config, error)) func(context.Context) (*pgconn.PgConn, error) {
 	return func(ctx context.Context) (*pgconn.PgConn, error) {
 		c, err := config(ctx)
@@ -27,8 +29,42 @@ func Dialer(config func(context.Context) (*pgconn.Config, error)) func(context.C
 		c.OnPgError = func(_ *pgconn.PgConn, e *pgconn.PgError) bool { return !fatal(e) }
 		c.OnNotice = nil
 		c.OnNotification = nil
+		build := c.BuildFrontend
+		if build == nil {
+			build = pgproto3.NewFrontend
+		}
+		c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+			f := build(&limited{r: r, left: maxRead}, w)
+			f.SetMaxBodyLen(maxMessage)
+			return f
+		}
 		return pgconn.ConnectConfig(ctx, c)
 	}
+}
+
+// What a probe reads. An answer of PostgreSQL's or a pooler's to what is asked has some hundred bytes, and one row.
+const (
+	maxRead    = 4 << 20
+	maxMessage = 1 << 20
+	maxRows    = 100
+)
+
+// errTooMuch is the end of a connection that sends more than any answer has.
+var errTooMuch = errors.New("the other side sends more than an answer has")
+
+// limited reads so many bytes and then fails.
+type limited struct {
+	r    io.Reader
+	left int
+}
+
+func (l *limited) Read(p []byte) (int, error) {
+	if l.left <= 0 {
+		return 0, errTooMuch
+	}
+	n, err := l.r.Read(p[:min(len(p), l.left)])
+	l.left -= n
+	return n, err
 }
 
 // wire is a connection of the probe's own, taken over from pgconn. pgconn answers a passed deadline with a CancelRequest, which
@@ -54,6 +90,7 @@ func dialProbe(ctx context.Context, dial func(context.Context) (*pgconn.PgConn, 
 	w := &wire{conn: h.Conn, frontend: h.Frontend, keyPID: h.PID}
 	// The frontend and what it reads from stay: where writing took pgconn more than 15 ms, a goroutine of its own is still reading from the
 	// socket, and would take away the first bytes of the answer to whoever reads there too.
+	h.Frontend.SetMaxBodyLen(maxMessage)       // dial need not be a Dialer
 	check := &answer.Checker{LooseClose: true} // what comes before its turn is what the probe wants to see
 	if pgxinternals.Check() == nil && pgxinternals.WrapWire(h.Frontend, check.Wrap) {
 		w.check = check
@@ -132,6 +169,9 @@ func (w *wire) group(ctx context.Context, fill func(*wire)) (rows [][][]byte, er
 				if v != nil {
 					row[i] = append([]byte{}, v...)
 				}
+			}
+			if len(rows) == maxRows {
+				return nil, w.fail(ctx, errTooMuch)
 			}
 			rows = append(rows, row)
 		case *pgproto3.ErrorResponse:

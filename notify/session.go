@@ -3,6 +3,7 @@ package notify
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"strconv"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+	"github.com/jackc/pgx/v5/pgproto3"
 )
 
 // session is the one connection of a link, or the memory of what became of it. Whoever holds the link's slot owns it.
@@ -95,6 +97,9 @@ func (k *link) connectAsPool(ctx context.Context, onNotification pgconn.Notifica
 	return dial(ctx, cfg, onNotification)
 }
 
+// maxMessage is the longest message that a listener takes: a notification has less than 8000 bytes, and an error some hundred.
+const maxMessage = 1 << 20
+
 func dial(ctx context.Context, cfg *pgx.ConnConfig, onNotification pgconn.NotificationHandler) (*pgconn.PgConn, error) {
 	// pgx's own handler appends to a slice that only WaitForNotification empties; ours keeps nothing.
 	cfg.OnNotification = onNotification
@@ -112,6 +117,15 @@ func dial(ctx context.Context, cfg *pgx.ConnConfig, onNotification pgconn.Notifi
 		}
 		return dialOnce(ctx, network, addr)
 	}
+	build := cfg.BuildFrontend
+	if build == nil {
+		build = pgproto3.NewFrontend
+	}
+	cfg.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+		f := build(r, w)
+		f.SetMaxBodyLen(maxMessage)
+		return f
+	}
 	conn, err := pgconn.ConnectConfig(ctx, &cfg.Config)
 	connected.Store(true)
 	return conn, err
@@ -120,16 +134,29 @@ func dial(ctx context.Context, cfg *pgx.ConnConfig, onNotification pgconn.Notifi
 // one runs SQL by the simple protocol, several statements being one transaction, and returns the single value of its last
 // result with rows.
 func one(ctx context.Context, conn *pgconn.PgConn, sql string) (string, error) {
-	results, err := conn.Exec(ctx, sql).ReadAll()
-	if err != nil {
-		return "", err
-	}
-	for i := len(results) - 1; i >= 0; i-- {
-		if rows := results[i].Rows; len(rows) == 1 && len(rows[0]) == 1 {
-			return string(rows[0][0]), nil
+	results := conn.Exec(ctx, sql)
+	value, found := "", false
+	for results.NextResult() {
+		rr := results.ResultReader()
+		rows, last := 0, ""
+		for rr.NextRow() { // all that come are read, and one is kept
+			if rows++; rows == 1 && len(rr.Values()) == 1 {
+				last = string(rr.Values()[0])
+			} else {
+				rows = 2
+			}
+		}
+		if rows == 1 {
+			value, found = last, true
 		}
 	}
-	return "", errors.New("the server returned no value")
+	if err := results.Close(); err != nil {
+		return "", err
+	}
+	if !found {
+		return "", errors.New("the server returned no value")
+	}
+	return value, nil
 }
 
 const backendSQL = `select pg_catalog.pg_backend_pid()`

@@ -24,8 +24,23 @@ func WrapWire(f *pgproto3.Frontend, wrap func(io.Reader, io.Writer) (io.Reader, 
 	return true
 }
 
+// LimitMessages makes a frontend refuse a message with a body of more than n bytes, by its header and before there is memory for it, until restore is
+// called. A pgx that is not as expected has its own limit, 1 GiB.
+func LimitMessages(f *pgproto3.Frontend, n int) (restore func()) {
+	if Check() != nil {
+		return func() {}
+	}
+	before := int(reflect.ValueOf(f).Elem().FieldByName(frontendLimit).Int())
+	if before > 0 && before < n {
+		return func() {} // the connection's owner allows less
+	}
+	f.SetMaxBodyLen(n)
+	return func() { f.SetMaxBodyLen(before) }
+}
+
 // The fields of pgproto3.Frontend and of its chunkReader.
 const (
+	frontendLimit   = "maxBodyLen"
 	frontendChunks  = "cr"
 	chunksReader    = "r"
 	frontendWriter  = "w"
@@ -33,7 +48,9 @@ const (
 )
 
 func checkWire(t reflect.Type) error {
-	for name, want := range map[string]reflect.Type{frontendWriter: reflect.TypeFor[io.Writer](), frontendPartial: reflect.TypeFor[bool]()} {
+	for name, want := range map[string]reflect.Type{
+		frontendWriter: reflect.TypeFor[io.Writer](), frontendPartial: reflect.TypeFor[bool](), frontendLimit: reflect.TypeFor[int](),
+	} {
 		if err := checkField(t, name, want); err != nil {
 			return err
 		}

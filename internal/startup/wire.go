@@ -17,12 +17,20 @@ type wire struct {
 	stop     func() bool
 }
 
+// maxMessage is the longest answer that is read: a setting's value, or an error.
+const maxMessage = 1 << 20
+
 func takeOver(ctx context.Context, conn *pgconn.PgConn) (*wire, error) {
+	if err := ctx.Err(); err != nil { // the deadline below would be set on another goroutine, and perhaps too late
+		_ = conn.Close(ctx)
+		return nil, err
+	}
 	h, err := conn.Hijack()
 	if err != nil {
 		_ = conn.Close(ctx)
 		return nil, err
 	}
+	h.Frontend.SetMaxBodyLen(maxMessage)
 	w := &wire{conn: h.Conn, frontend: h.Frontend}
 	w.stop = context.AfterFunc(ctx, func() { _ = w.conn.SetDeadline(time.Unix(1, 0)) })
 	return w, nil

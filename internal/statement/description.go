@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/bounceproof/bounceproof/internal/pgxinternals"
 	"github.com/bounceproof/bounceproof/internal/sqltext"
 	"github.com/bounceproof/bounceproof/prepare"
 )
@@ -199,9 +200,13 @@ func (c *Conn) LearnAll(ctx context.Context, sts []*Statement, begin *[]string) 
 	return ds, err
 }
 
+// maxDescription is the longest message that learning reads. 1664 columns, the most there can be, have 140 kB; an error can quote a value.
+const maxDescription = 16 << 20
+
 // learn is the round trip of LearnAll. It returns the descriptions up to the first that failed. It is a pipeline, and not pgconn's Prepare,
 // which loses the error of a PgBouncer 1.15 that closes the socket behind it.
 func (c *Conn) learn(ctx context.Context, texts, begin []string) ([]*pgconn.StatementDescription, error) {
+	defer pgxinternals.LimitMessages(c.pg.Frontend(), maxDescription)()
 	p := c.pg.StartPipeline(ctx)
 	for range c.marks(0) {
 		p.SendDeallocate(markName)
