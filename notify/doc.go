@@ -38,7 +38,7 @@
 //
 // # Limits
 //
-//   - A sender notices by what notifying takes that many connections listen, and does it less often: see
+//   - A sender notices by what its statements take that many connections listen, and sends them less often: see
 //     SenderConfig.MaxStretch.
 //   - The listener dials with the pool's ConnConfig and BeforeConnect, or with Direct. AfterConnect is not applied.
 //   - A pooler in session mode gives the listener a server for itself, and the note needs another one from the pool.

@@ -71,8 +71,6 @@ type Sender struct {
 	last     time.Time        // start of the last statement
 	took     [8]time.Duration // by the last statements
 	slowed   time.Time        // no statement before: they were slow
-	silent   time.Duration    // what one took that notified nobody; 0: not known
-	compared time.Time        // when that was looked at
 	lastTx   time.Time        // of the last notification in a publisher's transaction
 	retryAt  time.Time        // no statement before: backoff after a failure
 	failures int              // in a row

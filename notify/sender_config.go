@@ -25,9 +25,7 @@ type SenderConfig struct {
 	// MaxStretch bounds how much longer than Window the wait between two statements becomes when the server, the network
 	// or the pool is slow for some time: nineteen times what the quickest of the last eight statements took, so that
 	// notifying is a twentieth of the time at most. It is what keeps a server with many listeners, all of which a
-	// notifying commit wakes, from spending itself on them: while it waits for longer than Window, the Sender also runs its statement without a
-	// notification, at most every 10s, and waits fifty-nine times what notifying takes longer, if that is more. Defaults to 100ms;
-	// negative means no stretching.
+	// notifying commit wakes, from spending itself on them. Defaults to 100ms; negative means no stretching.
 	MaxStretch time.Duration
 
 	// MaxPayload is the longest payload accepted, in bytes. Defaults to [MaxPayload], which it cannot exceed.

@@ -34,13 +34,7 @@ func (s *Sender) work() {
 			return
 		}
 		if wait > 0 {
-			compare := s.compareDueLocked()
 			s.mu.Unlock()
-			if compare {
-				s.sleep(wait / 2) // those who were woken have run by then
-				s.compare()
-				continue
-			}
 			s.sleep(wait)
 			continue
 		}
@@ -165,10 +159,6 @@ func (s *Sender) send(notes []note, sql string) error {
 	for i, n := range notes {
 		channels[i], payloads[i] = n.channel, n.payload
 	}
-	return s.exec(sql, channels, payloads)
-}
-
-func (s *Sender) exec(sql string, channels, payloads []string) error {
 	// Not the end of s.ctx: pgx would send a cancel request, which behind a pooler can hit somebody else's statement.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(s.ctx))
 	defer cancel()
@@ -208,56 +198,13 @@ func (s *Sender) succeededLocked(b batch, took time.Duration) {
 	// The quickest of several: one slow statement is an accident, and no reason to be late with the next.
 	s.took[s.stats.Statements%int64(len(s.took))] = took
 	if len(s.waiters) == 0 {
-		s.slowed = time.Now().Add(min(s.stretchLocked(), s.cfg.MaxStretch))
+		s.slowed = time.Now().Add(min(19*slices.Min(s.took[:]), s.cfg.MaxStretch))
 	}
 	s.stats.LastError = nil
 	if b.alone {
 		s.refused.accepted()
 	}
 	s.reachableLocked()
-}
-
-// stretchLocked is the wait after a statement that the server, or what is in front of it, needs. Caller must hold mu.
-func (s *Sender) stretchLocked() time.Duration {
-	quickest := slices.Min(s.took[:])
-	stretch := 19 * quickest
-	if s.silent > 0 {
-		stretch = max(stretch, wakingShare*(quickest-s.silent))
-	}
-	return stretch
-}
-
-const (
-	// wakingShare is larger than the other one because most of those who are woken run after the statement's end: with 100 listeners the
-	// server computes for some two to three times as long as the statement takes longer.
-	wakingShare = 59
-	// compareEvery is how often a Sender that waits because of that looks at it.
-	compareEvery = 10 * time.Second
-)
-
-// compareDueLocked reports whether to find out what of a statement's time is the notifying: only while it makes us wait, so that neither
-// a lone notification nor a server without listeners has anything of it. Caller must hold mu.
-func (s *Sender) compareDueLocked() bool {
-	return s.slowed.After(s.last.Add(s.cfg.Window)) && time.Since(s.compared) > compareEvery &&
-		s.failures == 0 && !s.closed && len(s.waiters) == 0
-}
-
-// compare runs the statement once without a notification: it commits nothing and wakes nobody.
-func (s *Sender) compare() {
-	s.mu.Lock()
-	wanted := s.compareDueLocked()
-	s.compared = time.Now()
-	s.mu.Unlock()
-	if !wanted {
-		return
-	}
-	start := time.Now()
-	if err := s.exec(notifySQL, []string{}, []string{}); err != nil {
-		return // the next one that notifies says so
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.silent = time.Since(start)
 }
 
 // reachableLocked is called when the server has answered. Caller must hold mu.
