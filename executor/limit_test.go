@@ -18,13 +18,14 @@ import (
 	"github.com/bounceproof/bounceproof/internal/logrec"
 	"github.com/bounceproof/bounceproof/prepare"
 	"github.com/bounceproof/bounceproof/testenv/place"
+	"github.com/bounceproof/bounceproof/testenv/postgres"
 )
 
 // asLimited returns the address for a role that may have n connections to the server.
 func asLimited(t *testing.T, st *place.Running, n int) string {
 	t.Helper()
 	role := fmt.Sprintf("limited_%08x", crc32.ChecksumIEEE([]byte(st.DB.Name))) // roles are the cluster's
-	mustExec(t, connect(t, st.DB.URL), fmt.Sprintf("create role %s login connection limit %d", role, n))
+	mustExec(t, connect(t, st.DB.URL), fmt.Sprintf("create role %s login password '%s' connection limit %d", role, postgres.Password(), n))
 	u, err := url.Parse(st.URL)
 	if err != nil {
 		t.Fatal(err)

@@ -161,7 +161,7 @@ func TestARoleThatMayNotAskWhoTheServerIs(t *testing.T) {
 	s := postgres.Start(t, postgres.Options{Dedicated: true})
 	db := s.NewDatabase(t)
 	admin := mustConnect(t, db.URL)
-	for _, sql := range []string{`create role limited login`, `revoke execute on function pg_postmaster_start_time() from public`} {
+	for _, sql := range []string{`create role limited login password '` + postgres.Password() + `'`, `revoke execute on function pg_postmaster_start_time() from public`} {
 		mustExec(t, admin, sql)
 	}
 	u, err := url.Parse(db.URL)

@@ -89,7 +89,7 @@ func TestMigrateMayBeCalledByAllAtOnceAndByNobodySpecial(t *testing.T) {
 		_, _ = admin.Exec(ctx, "drop role "+role)
 	})
 	for _, q := range []string{
-		"create role " + role + " login",
+		"create role " + role + " login password '" + postgres.Password() + "'",
 		`create schema "Mine" authorization ` + role, // no right to create schemas
 		"alter role " + role + " set default_transaction_isolation = 'repeatable read'",
 	} {

@@ -299,7 +299,7 @@ func TestOutboxNamesAMissingRight(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec("create role " + role + " login")
+	exec("create role " + role + " login password '" + postgres.Password() + "'")
 	t.Cleanup(func() {
 		_, _ = f.ex.Exec(context.WithoutCancel(t.Context()), "drop owned by "+role)
 		_, _ = f.ex.Exec(context.WithoutCancel(t.Context()), "drop role "+role)

@@ -37,7 +37,7 @@ func (b *Bouncer) URL(database string) string {
 		User:     url.User(postgres.Superuser),
 		Host:     net.JoinHostPort(b.sandbox.Host, strconv.Itoa(b.sandbox.Port)),
 		Path:     "/" + database,
-		RawQuery: "sslmode=disable",
+		RawQuery: "sslmode=disable&password=" + postgres.Password(),
 	}
 	return u.String()
 }

@@ -144,7 +144,7 @@ func tryLaunch(s *postgres.Server, o Options) (_ *Bouncer, err error) {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	if err := sb.Write(ctx, "userlist.txt", []byte(fmt.Sprintf("%q \"\"\n", postgres.Superuser))); err != nil {
+	if err := sb.Write(ctx, "userlist.txt", []byte(fmt.Sprintf("%q %q\n", postgres.Superuser, postgres.Password()))); err != nil {
 		return nil, err
 	}
 	b.mu.Lock()

@@ -164,7 +164,7 @@ func TestRolesAndDatabasesMadeByTestsAreReachable(t *testing.T) {
 			b := pgbouncer.Start(t, s, pgbouncer.Options{Version: version})
 			conn := connect(ctx, t, db.URL)
 			role := db.Name + "_role"
-			if _, err := conn.Exec(ctx, "create role "+role+" login; alter role "+role+" set work_mem = '7MB'"); err != nil {
+			if _, err := conn.Exec(ctx, "create role "+role+" login password '"+postgres.Password()+"'; alter role "+role+" set work_mem = '7MB'"); err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() {

@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// hostBased lets everybody in who can reach the server, which listens on the loopback address or inside a
-// container only.
-const hostBased = "host all all all trust\nhost replication all all trust\n"
+// hostBased asks everybody for a password, replication included.
+const hostBased = "host all all all scram-sha-256\nhost replication all all scram-sha-256\n"
 
 // configuration returns the server's postgresql.conf. It is a file and not the command line, so that ALTER SYSTEM
 // works as everywhere.
@@ -23,6 +22,7 @@ func configuration(name, host string, port int, statStatements bool, o Options) 
 		"listen_addresses":          host,
 		"port":                      fmt.Sprint(port),
 		"unix_socket_directories":   "",
+		"password_encryption":       "scram-sha-256", // 13 has md5
 		"max_connections":           "300",
 		"max_prepared_transactions": "50",
 		"fsync":                     durable,

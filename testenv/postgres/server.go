@@ -17,7 +17,7 @@ import (
 	"github.com/bounceproof/bounceproof/testenv/internal/suite"
 )
 
-// Superuser is the role that URL and NewDatabase connect as. It needs no password.
+// Superuser is the role that URL and NewDatabase connect as, with [Password].
 const Superuser = "postgres"
 
 // Server is a running PostgreSQL. It is safe for concurrent use; Stop, Kill and Restart are for Dedicated servers.
@@ -60,9 +60,12 @@ func tryLaunch(o Options) (_ *Server, err error) {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
+	if err := b.Write(ctx, "password", []byte(Password()+"\n")); err != nil {
+		return nil, err
+	}
 	// The locale exists everywhere and sorts the same everywhere.
-	err = b.Run(ctx, "initdb", b.Bin("initdb"), "--pgdata", b.Path("data"), "--username", Superuser,
-		"--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync")
+	err = b.Run(ctx, "initdb", b.Bin("initdb"), "--pgdata", b.Path("data"), "--username", Superuser, "--pwfile", b.Path("password"),
+		"--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-sync")
 	if err != nil {
 		return nil, fmt.Errorf("testenv: PostgreSQL %s: %w", o.Version, err)
 	}
@@ -77,6 +80,10 @@ func tryLaunch(o Options) (_ *Server, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.startLocked(ctx); err != nil {
+		return nil, err
+	}
+	// initdb of 13 takes no more than 99 bytes, so not the verifier itself.
+	if err := s.exec("alter role " + Superuser + " password '" + verifier(Password()) + "'"); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -160,7 +167,7 @@ func (s *Server) URL(database string) string {
 		User:     url.User(Superuser),
 		Host:     net.JoinHostPort(s.sandbox.Host, strconv.Itoa(s.sandbox.Port)),
 		Path:     "/" + database,
-		RawQuery: "sslmode=disable",
+		RawQuery: "sslmode=disable&password=" + Password(),
 	}
 	return u.String()
 }

@@ -82,9 +82,14 @@ func (s *Server) tryStandby(via string, settings map[string]string) (_ *Server, 
 			return nil, fmt.Errorf("testenv: standby: %w", err)
 		}
 	}
+	// Not on the command line, which every user of the machine can read. The standby reads it again whenever it connects.
+	if err := b.Write(ctx, "pgpass", []byte("*:*:*:"+Superuser+":"+Password()+"\n")); err != nil {
+		return nil, err
+	}
+	source := fmt.Sprintf("host=%s port=%d user=%s passfile=%s", host, port, Superuser, b.Path("pgpass"))
 	// The file that makes it a standby, and where it streams from, are written by --write-recovery-conf.
-	err = b.Run(ctx, "basebackup", b.Bin("pg_basebackup"), "--pgdata", b.Path("data"), "--host", host, "--port", strconv.Itoa(port),
-		"--username", Superuser, "--write-recovery-conf", "--wal-method", "stream", "--checkpoint", "fast", "--no-sync")
+	err = b.Run(ctx, "basebackup", b.Bin("pg_basebackup"), "--pgdata", b.Path("data"), "--dbname", source,
+		"--write-recovery-conf", "--wal-method", "stream", "--checkpoint", "fast", "--no-sync")
 	if err != nil {
 		return nil, fmt.Errorf("testenv: PostgreSQL %s: %w", s.version, err)
 	}

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -166,8 +167,24 @@ type container struct {
 }
 
 func (c *container) write(ctx context.Context, name string, data []byte) error {
-	// Copying through the engine's API does not reach a tmpfs.
-	_, err := c.exec(ctx, io.Discard, []string{"sh", "-c", `printf %s "$1" >"$0"`, path.Join(engine.WorkDir, name), string(data)})
+	// Copying through the engine's API does not reach a tmpfs. The text goes through the standard input: every user of the machine can read
+	// the command line. head does not wait for its end, which not every connection to an engine tells.
+	e, err := c.client.CreateExec(docker.CreateExecOptions{
+		Container: c.id, AttachStdin: true, AttachStdout: true, AttachStderr: true, Context: ctx,
+		Cmd: []string{"sh", "-c", `umask 077 && head -c "$1" >"$0"`, path.Join(engine.WorkDir, name), strconv.Itoa(len(data))},
+	})
+	if err != nil {
+		return fmt.Errorf("testenv: exec: %w", err)
+	}
+	var said Log
+	err = c.client.StartExec(e.ID, docker.StartExecOptions{InputStream: bytes.NewReader(data), OutputStream: &said, ErrorStream: &said, Context: ctx})
+	if err != nil {
+		return fmt.Errorf("testenv: exec: %w", err)
+	}
+	code, err := c.exitCode(e.ID)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("testenv: writing %s: exit status %d: %s", name, code, said.String())
+	}
 	return err
 }
 
