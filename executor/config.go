@@ -26,7 +26,9 @@ type Config struct {
 	// pooler ends the server connection. Defaults to 200, PgBouncer's own default for max_prepared_statements; negative is an error.
 	StatementCapacity int
 
-	// StatementSalt goes into every statement's name. Executors with different salts never use each other's statements.
+	// StatementSalt goes into every statement's name. Executors with different salts never use each other's statements, by accident. It is no secret
+	// and no protection: whoever reaches the same server connection reads the names in pg_prepared_statements, and can deallocate one and
+	// prepare other SQL under it. What separates programs that do not trust each other is a server connection for each, see docs/security.md.
 	StatementSalt string
 
 	// ReprobeAfter is how long after a downgrade the pooler is looked at again; it doubles with every downgrade, up to 10 minutes.

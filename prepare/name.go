@@ -16,7 +16,8 @@ const nameDigits = 32
 
 // Name returns the name, [NamePrefix] and 32 hex digits, under which sql with parameters of the given type OIDs is prepared: the same text and types have the same
 // name in every process, so a server connection that a pooler lends to many clients either has exactly our statement or none. salt
-// separates executors that share a database role without trusting each other; empty for none. Safe for concurrent use.
+// separates executors that are not to share statements; empty for none. A name is no secret, with or without it: pg_prepared_statements shows it to everybody
+// whom a pooler lends the same server connection. Safe for concurrent use.
 func Name(sql string, paramOIDs []uint32, salt string) string {
 	h := sha256.New()
 	// Lengths in front of the parts: no two different inputs may feed the same bytes.
