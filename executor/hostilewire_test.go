@@ -51,14 +51,17 @@ func (m *mutation) apply(p []byte) []byte {
 	return p
 }
 
-// mutatedConn is a connection with a mutation in what is read.
+// mutatedConn is a connection with a mutation in what is read. pgconn reads on several goroutines where a connection ends.
 type mutatedConn struct {
 	net.Conn
 	m    *mutation
+	turn chan struct{} // of capacity 1: in virtual time a mutex would not do
 	rest []byte
 }
 
 func (c *mutatedConn) Read(p []byte) (int, error) {
+	c.turn <- struct{}{}
+	defer func() { <-c.turn }()
 	for len(c.rest) == 0 {
 		buf := make([]byte, 4096)
 		n, err := c.Conn.Read(buf)
@@ -99,7 +102,7 @@ func FuzzHostileWire(f *testing.F) {
 					if err != nil {
 						return nil, err
 					}
-					return &mutatedConn{Conn: conn, m: m}, nil
+					return &mutatedConn{Conn: conn, m: m, turn: make(chan struct{}, 1)}, nil
 				}
 			})
 			defer end()
